@@ -139,7 +139,8 @@ class Ours:
         return 1 / self.learner.processes.count
 
     def side(self) -> Side:
-        return Side(f"bellwether tokens_per_batch={self.tokens_per_batch}", self.run, facts=self.gradient)
+        gradient = self.gradient()  # before `run` changes the weights
+        return Side(f"bellwether tokens_per_batch={self.tokens_per_batch}", self.run, facts=lambda: gradient)
 
 
 def constant(update: int) -> float:
@@ -225,7 +226,8 @@ class Theirs:
         return 1 / self.count
 
     def side(self) -> Side:
-        return Side(self.label, self.run, facts=self.gradient)
+        gradient = self.gradient()  # before `run` changes the weights
+        return Side(self.label, self.run, facts=lambda: gradient)
 
 
 def adapters(method: Method) -> Any:

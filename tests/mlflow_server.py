@@ -1,4 +1,4 @@
-"""A real MLflow server for tests: on 127.0.0.1, offline, ended with all its processes."""
+"""A real MLflow server for tests: on 127.0.0.1, offline, killed with all its processes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def free_port() -> int:
 
 
 class MlflowServer:
-    """Serves the database `folder`/mlflow.db, with artifacts beside it. `kill` and `start` again keep the address."""
+    """Serves the database `folder`/mlflow.db, with artifacts in the same folder. A restart after `kill` keeps the address."""
 
     def __init__(self, folder: Path, port: int | None = None) -> None:
         self.folder, self.port = folder, port or free_port()
@@ -63,7 +63,7 @@ class MlflowServer:
             return False
 
     def kill(self) -> None:
-        """kill -9, as when the machine goes down."""
+        """kill -9, as in a machine failure."""
         if self.process is not None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
@@ -72,7 +72,7 @@ class MlflowServer:
 
 @contextmanager
 def serving(folder: Path, database: Path | None = None) -> Iterator[MlflowServer]:
-    """A server over a copy of `database` (an empty one takes seconds to make), or over what is in `folder` already."""
+    """A server over a copy of `database` (making an empty one takes seconds), or over the existing files in `folder`."""
     if database is not None:
         shutil.copyfile(database, folder / "mlflow.db")
     server = MlflowServer(folder)

@@ -1,4 +1,4 @@
-"""All that `make serve` starts, at work in a checkout."""
+"""`make serve` running in a checkout."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 WAIT_S = 900.0
-"""For what always comes, however busy the machine."""
+"""Timeout for what always happens, however busy the machine."""
 
 
 def free_port() -> int:
@@ -30,22 +30,22 @@ def free_port() -> int:
 
 
 def until(condition: Callable[[], Any], what: str, within_s: float = WAIT_S) -> Any:
-    """What `condition` gives as soon as that is true."""
+    """Poll `condition` until it is true, and return its value."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         if value := condition():
             return value
         time.sleep(0.1)
-    raise AssertionError(f"{what}: not within {within_s:.0f} s")
+    raise AssertionError(f"timed out after {within_s:.0f} s: {what}")
 
 
 def existing(deployments: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those whose flow is in this checkout."""
+    """Deployments whose flow exists in this checkout."""
     return [item for item in deployments if (ROOT / item["entrypoint"].split(":")[0]).exists()]
 
 
 def add_flows(root: Path) -> None:
-    """Give a DVC project the flows and prefect.yaml of this checkout; the nightly run comes every minute."""
+    """Copy this checkout's flows and prefect.yaml into a DVC project; the nightly run is scheduled every minute."""
     shutil.copytree(ROOT / "flows", root / "flows", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "reports" / "benchmarks", root / "reports")
     settings = yaml.safe_load((ROOT / "prefect.yaml").read_text())
@@ -60,7 +60,7 @@ def add_flows(root: Path) -> None:
 
 @dataclass
 class Served:
-    """`make serve` at work in `root`."""
+    """A running `make serve` in `root`."""
 
     root: Path
     process: subprocess.Popen
@@ -71,7 +71,7 @@ class Served:
 
     @classmethod
     def start(cls, root: Path) -> Served:
-        """In `root`, where flows and prefect.yaml are."""
+        """Start it in `root`, which has flows and prefect.yaml."""
         port, mlflow, report = free_port(), free_port(), free_port()
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("PREFECT_", "MLFLOW_", "DVC_"))}
         environment = {**environment, "PREFECT_HOME": str(root / ".prefect"), "PYTHONPATH": str(root), "SERVED_BY": str(root)}
@@ -89,7 +89,7 @@ class Served:
         return "stops everything" in text
 
     def processes(self) -> list[psutil.Process]:
-        """All processes that `make serve` and its parts have started, wherever they are now: their environment tells."""
+        """All processes that `make serve` and its services have started, identified by their environment."""
         found = []
         for process in psutil.process_iter():
             try:
@@ -108,7 +108,7 @@ class Served:
     def api(self, method: str, path: str, **values: Any) -> Any:
         address = f"http://127.0.0.1:{self.port}/api"
         with httpx.Client(base_url=address, timeout=WAIT_S, trust_env=False, auth=self.auth) as client:
-            # 503: its database is locked by a writer; Prefect's own client asks again as well
+            # 503: the database is locked by a writer; Prefect's own client retries as well
             answer = until(lambda: (found := client.request(method, path, **values)).status_code != 503 and found, path)
             answer.raise_for_status()
             return answer.json() if answer.content else None
@@ -121,7 +121,8 @@ class Served:
         return self.api("GET", f"/deployments/name/lifecycle/{name}")
 
     def run(self, name: str, **settings: Any) -> str:
-        """Id of a new run of a deployment of the lifecycle. Raises httpx.HTTPStatusError where the server refuses it."""
+        """Create a run of a deployment of the lifecycle and return its id. Raises httpx.HTTPStatusError if the server rejects
+        it."""
         parameters = {"settings": settings}
         path = f"/deployments/{self.deployment(name)['id']}/create_flow_run"
         return self.api("POST", path, json={"parameters": parameters, "state": {"type": "SCHEDULED"}})["id"]
@@ -130,7 +131,7 @@ class Served:
         return self.api("GET", f"/flow_runs/{run}")["state"]
 
     def end_of(self, run: str, within_s: float = WAIT_S) -> dict[str, Any]:
-        """The state in which a run has ended."""
+        """Wait until a run has ended, and return its state."""
         ends = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
         return until(lambda: (state := self.state(run))["type"] in ends and state, f"the end of run {run}", within_s)
 
@@ -144,13 +145,13 @@ class Served:
         return {item["key"]: item for item in found}
 
     def stop(self) -> str:
-        """`make serve-stop`; returns what it said."""
+        """Run `make serve-stop` and return its output."""
         command = [sys.executable, "-m", "flows.serve", "--stop"]
         done = subprocess.run(command, cwd=self.root, env=self.environment, capture_output=True, text=True, check=False)
         return done.stdout + done.stderr
 
     def kill(self) -> None:
-        """Whatever a failed test left."""
+        """Clean up after a failed test."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             self.process.wait(WAIT_S)

@@ -1,4 +1,4 @@
-"""Spools as stages write them, and what MLflow then has."""
+"""Spools as stages write them, and the runs in MLflow."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ EPISODE = {
 
 
 def attach(spool: Spool, event: dict[str, Any], name: str, text: str) -> None:
-    """An event with a file, as a stage attaches it."""
+    """Append an event with a file, as a stage does."""
     folder = spool.files()
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
     (folder / name).write_text(text)
@@ -45,7 +45,7 @@ def attach(spool: Spool, event: dict[str, Any], name: str, text: str) -> None:
 
 
 def spooled(root: Path, stage: str = "rl", domain: str | None = "search") -> Spool:
-    """A stage's spool with its header, and no follower."""
+    """A stage's spool with its header, without a follower."""
     header = Lifecycle.now(root, parse_params(PARAMS)).header(stage, domain)
     return Spool.create(root, header)
 

@@ -48,13 +48,18 @@ HASHED_AS = {"group_resampling": "filling"}
 """Renamed keys are hashed under their first name, so that a rename changes no hash in outputs and results."""
 
 
-def _first_names(values: Any) -> Any:
+ADDED = {"warmup_updates": 0}
+"""Keys that are left out of hashes while they have this value, their default: adding them changed no hash."""
+
+
+def _hashed(values: Any) -> Any:
     if isinstance(values, Mapping):
-        return {HASHED_AS.get(key, key): _first_names(value) for key, value in values.items()}
-    return [_first_names(value) for value in values] if isinstance(values, (list, tuple)) else values
+        kept = {key: value for key, value in values.items() if key not in ADDED or value != ADDED[key]}
+        return {HASHED_AS.get(key, key): _hashed(value) for key, value in kept.items()}
+    return [_hashed(value) for value in values] if isinstance(values, (list, tuple)) else values
 
 
 def params_hash(params: Any) -> str:
     """16 hex digits that identify parameters (a model, or JSON values), independent of key order."""
     values = params.model_dump(mode="json") if isinstance(params, BaseModel) else params
-    return hashlib.sha256(json.dumps(_first_names(values), sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(_hashed(values), sort_keys=True).encode()).hexdigest()[:16]

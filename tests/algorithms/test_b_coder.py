@@ -172,6 +172,38 @@ def test_whole_loss_by_hand() -> None:
         "ground_truth_nll": ce, "value": 0.5}, abs=1e-5)  # fmt: skip
 
 
+def test_the_papers_sums_over_the_ground_truth() -> None:
+    """L_adv = sum_t |A(s*_t, a*_t)| and L_ce = -sum_t log pi(w*_t), each a mean over the ground truth's programs; the TD error
+    stays the mean over a program's own T tokens. Programs of 3 and 1 tokens of ground truth, and a sample of 2."""
+    batch, logits = stored([[0, 0, 1.0], [1.0], [0, -0.3]], [True, True, False])
+    scores = scores_of(logits + torch.randn(logits.shape, generator=torch.Generator().manual_seed(3)), batch)
+    lost, unlikely = (scores.best - scores.logprobs)[:2], -scores.logprobs[:2]
+    adv, ce = float(lost.sum() / 2), float(unlikely.sum() / 2)
+    means, sums = (
+        {name: float(value) for name, value in policy_loss(scores, batch, method(ground_truth_terms=kind).rl).sums.items()}
+        for kind in ("mean", "sum")
+    )
+    assert (sums["ground_truth_advantage"], sums["ground_truth_nll"]) == pytest.approx((adv, ce), rel=1e-5)
+    assert means["ground_truth_nll"] == pytest.approx(float(unlikely[0].sum() / 3 + unlikely[1].sum()) / 2, rel=1e-5)
+    assert sums["td"] == means["td"]
+    assert sums["loss"] == pytest.approx(sums["td"] + 0.1 * adv + 0.5 * ce, rel=1e-5)
+    parts = sum(float(policy_loss(scores_of(logits[rows], batch.rows(torch.tensor(rows))), batch.rows(torch.tensor(rows)),
+        method(ground_truth_terms="sum").rl).loss) for rows in ([0, 2], [1]))  # fmt: skip
+    whole = policy_loss(scores_of(logits, batch), batch, method(ground_truth_terms="sum").rl).loss
+    assert parts == pytest.approx(float(whole), rel=1e-5)
+
+
+def test_a_smaller_alpha_weakens_advantages_in_the_temporal_difference() -> None:
+    """The squared error contains A = alpha (log pi - max log pi): with V and rewards 0, alpha 0.1 leaves a hundredth of it."""
+    batch, logits = stored([[0.0, 0.0, 0.0]], [True])
+    scores = scores_of(logits, batch, raw=0.0)
+    scores = replace(scores, greedy=scores.best)
+    level = {"r_max": 1e-9, "beta_adv": 0.0, "beta_ce": 0.0}
+    one, tenth = (float(policy_loss(scores, batch, method(alpha=alpha, **level).rl).loss) for alpha in (1.0, 0.1))
+    assert one == pytest.approx(float((scores.best - scores.logprobs)[0, 1:].square().mean()), rel=1e-5)
+    assert tenth == pytest.approx(one / 100, rel=1e-4)
+
+
 def test_limits() -> None:
     """q_coef and beta_adv 0: supervised fine-tuning on the ground truth; betas 0 with operator optimality: dueling DQN, whose
     target has the largest Q; the policy's own likeliest token for a^: both operators are one."""

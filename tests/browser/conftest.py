@@ -1,4 +1,4 @@
-"""Tests in a real browser. Without Chromium and its driver they are left out, and the summary says so and how to get them."""
+"""Tests in a real browser. Without Chromium and its driver they are skipped, and the summary says so and how to install them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     skipped = [report for report in terminalreporter.stats.get("skipped", []) if REASON in str(report.longrepr)]
     if skipped:
-        terminalreporter.section("left out: tests in a real browser", yellow=True)
+        terminalreporter.section("skipped: tests in a real browser", yellow=True)
         for report in skipped:
             terminalreporter.write_line(report.nodeid)
         terminalreporter.write_line(f"{lacking()}. On Debian and Ubuntu: {HOW_TO_GET}; then 'pytest tests/browser' runs them.")
@@ -33,7 +33,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture
 def browser() -> Iterator[Browser]:
-    """A browser with an empty profile, 1280 pixels wide, light. A test fails at its end if the console holds an error that
+    """A browser with an empty profile, 1280 pixels wide, light. Fails the test at its end if the console holds an error that
     `browser.ignored` does not match."""
     with open_browser() as opened:
         opened.view()

@@ -1,4 +1,4 @@
-"""The browser that the other tests here look through."""
+"""The browser fixture."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def page(folder: Path, body: str) -> Path:
     return path
 
 
-def test_it_sees_errors_sizes_and_colour_schemes(browser: Browser, tmp_path: Path) -> None:
-    """Contract: an error on the console, or a load that fails, is reported; the network is out of reach."""
+def test_browser_reports_errors_and_sets_size_and_colour_scheme(browser: Browser, tmp_path: Path) -> None:
+    """Contract: a console error and a failed load are reported; the network is unreachable."""
     browser.open(
         page(tmp_path, "<script>console.error('broken'); console.warn('fine')</script><img src='http://example.org/x.png'>")
     )
@@ -36,12 +36,12 @@ def test_it_sees_errors_sizes_and_colour_schemes(browser: Browser, tmp_path: Pat
     assert browser.run("return matchMedia('(prefers-color-scheme: dark)').matches")
 
 
-def test_without_a_browser_the_summary_says_what_was_left_out(tmp_path: Path) -> None:
-    """Contract: `make test` without Chromium passes, names the tests it left out, and says how to get them."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/browser", "-k", "test_it_sees"]
+def test_summary_names_the_tests_skipped_without_a_browser(tmp_path: Path) -> None:
+    """Contract: `make test` without Chromium passes, names the skipped tests and says how to install it."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/browser", "-k", "test_browser_reports"]
     environment = {**os.environ, "PATH": str(tmp_path)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     assert "1 skipped" in done.stdout
-    assert "tests/browser/test_browser.py::test_it_sees_errors_sizes_and_colour_schemes" in done.stdout
+    assert "tests/browser/test_browser.py::test_browser_reports_errors_and_sets_size_and_colour_scheme" in done.stdout
     assert "apt-get install chromium chromium-driver" in done.stdout

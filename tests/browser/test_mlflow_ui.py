@@ -1,4 +1,4 @@
-"""MLflow's own UI, over runs as the stages send them: parent, children, an episode as a trace."""
+"""MLflow's UI with runs as the stages send them: parent, children, an episode as a trace."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ def shows(browser: Any, *texts: str, within_s: float = 240.0) -> str:
     deadline = time.monotonic() + within_s
     while True:
         text = str(browser.run("return document.body.innerText"))
-        lacking = [item for item in texts if item not in text]
-        if not lacking:
+        missing = [item for item in texts if item not in text]
+        if not missing:
             return text
-        assert time.monotonic() < deadline, f"the page does not show {lacking}:\n{text[:2000]}"
+        assert time.monotonic() < deadline, f"the page does not show {missing}:\n{text[:2000]}"
         time.sleep(0.2)
 
 
 def opened(browser: Any, address: str, *texts: str) -> str:
-    browser.open("about:blank")  # else another place on the same page would not be loaded anew
+    browser.open("about:blank")  # otherwise a URL that differs only in its fragment would not be reloaded
     browser.open(address)
     return shows(browser, *texts)
 
 
-def test_parent_children_and_a_trace_are_there_to_be_seen(browser: Any, tracked: Server) -> None:
-    browser.ignored = "."  # what MLflow's own page says on the console is not ours
+def test_ui_shows_parent_children_and_a_trace(browser: Any, tracked: Server) -> None:
+    browser.ignored = "."  # MLflow's own page logs to the console
     found = runs(tracked)
     parent, child = found["lifecycle"], found["rl@search"]
     trace = tracked.client.search_traces(locations=[tracked.experiment])[0]

@@ -1,4 +1,4 @@
-"""Prefect's own UI behind the password, and what a page of another origin gets of the API, in a real browser."""
+"""Prefect's UI behind the password, and what a page of another origin can do with the API, in a real browser."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespac
     """A server as `make serve` starts it, with one flow in its database."""
     home = tmp_path_factory.mktemp("prefect")
     address = f"http://{HOST}:{(port := free_port())}"
-    environment = {API: "", SERVER: ""}  # of this process; the server makes a password of its own
+    environment = {API: "", SERVER: ""}  # not those of this process: the server makes its own password
     environment |= {"PREFECT_HOME": str(home), "PREFECT_API_URL": f"{address}/api", "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
     environment["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"] = address
     command = [sys.executable, "-m", "flows.local_server", "prefect", "--port", str(port)]
@@ -57,11 +57,9 @@ def log_in(browser: Browser, password: str) -> None:
 
 
 @pytest.mark.parametrize(("page", "refusal"), [("flows", "authentication failed"), ("v2/flows", "invalid credentials")])
-def test_both_uis_ask_for_the_password_and_work_with_it(
-    page: str, refusal: str, browser: Browser, prefect: SimpleNamespace
-) -> None:
-    """Contract: without the password the UI shows a login and nothing of the runs; with it, what it always shows."""
-    browser.ignored = "."  # 401s are what is looked for, and Prefect's own pages say more
+def test_both_uis_require_the_password(page: str, refusal: str, browser: Browser, prefect: SimpleNamespace) -> None:
+    """Contract: without the password the UI shows a login and no runs; with it, it works as usual."""
+    browser.ignored = "."  # 401s are expected, and Prefect's own pages log more
     browser.open(f"{prefect.address}/{page}")
     log_in(browser, "bellwether:guess")
     shows(browser, refusal)
@@ -83,8 +81,8 @@ def foreign(tmp_path: Path) -> Iterator[str]:
     server.server_close()
 
 
-def test_a_page_of_another_origin_gets_nothing(browser: Browser, prefect: SimpleNamespace, foreign: str) -> None:
-    """Contract: a page that the user looks at beside the UI, logged in, reads nothing and starts nothing."""
+def test_page_of_another_origin_can_neither_read_nor_write(browser: Browser, prefect: SimpleNamespace, foreign: str) -> None:
+    """Contract: a page open beside the logged-in UI reads nothing and starts nothing."""
     browser.ignored = "."
     browser.open(prefect.address)
     browser.run("localStorage.setItem('prefect-password', btoa(arguments[0]))", prefect.password)

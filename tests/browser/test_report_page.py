@@ -1,4 +1,5 @@
-"""The report in a real browser: it opens without an error, its episodes can be filtered, by mouse, by keyboard and on a phone."""
+"""The report in a real browser: it opens without errors, and its episodes can be filtered by mouse, by keyboard and on a
+phone."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ SELECTED = "return document.querySelector('.list [aria-selected=true]').id"
 
 @pytest.fixture(scope="session")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page of a run made by seed."""
+    """The page of a generated run."""
     from reporting_run import make_run
 
     from stages.report import run
@@ -33,20 +34,20 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def episodes(report: Path) -> list[dict]:
-    """What the page's browser shows, as the page embeds it."""
+    """The episodes that the page embeds."""
     found = re.search(r'id="episode-data">(.*?)</script>', report.read_text(encoding="utf-8"), re.S)
     assert found is not None
     return json.loads(found[1])["episodes"]
 
 
 def press(browser: Browser, selector: str, *keys: str) -> None:
-    """Keys to an element that has been given the focus."""
+    """Focus an element and send keys to it."""
     element = browser.driver.find_element(By.CSS_SELECTOR, selector)
     browser.run("arguments[0].focus()", element)
     element.send_keys(*keys)
 
 
-def test_filters_show_exactly_the_episodes_that_match(browser: Browser, report: Path, episodes: list[dict]) -> None:
+def test_filters_show_only_matching_episodes(browser: Browser, report: Path, episodes: list[dict]) -> None:
     browser.open(report)
     for name, value in (("domain", "search"), ("outcome", "success")):
         Select(browser.driver.find_element(By.CSS_SELECTOR, f"select[name={name}]")).select_by_value(value)
@@ -60,7 +61,7 @@ def test_filters_show_exactly_the_episodes_that_match(browser: Browser, report: 
     assert wanted[0]["messages"][0][1] in messages[0]
 
 
-def test_the_keyboard_reaches_episodes_views_and_tokens(browser: Browser, report: Path, episodes: list[dict]) -> None:
+def test_keyboard_selects_episodes_views_and_tokens(browser: Browser, report: Path, episodes: list[dict]) -> None:
     """Contract: everything that the mouse can do in the episode browser, the keyboard can."""
     browser.open(report)
     press(browser, ".list", Keys.ARROW_DOWN, Keys.ARROW_DOWN)
@@ -70,7 +71,7 @@ def test_the_keyboard_reaches_episodes_views_and_tokens(browser: Browser, report
     press(browser, ".list", Keys.HOME, Keys.ARROW_UP)
     assert browser.run(SELECTED) == "episode-0"
     assert browser.run("return document.activeElement.className") == "list"
-    # By tab from the list to the views, and the second of them by its own key.
+    # Tab from the list to the second view and open it.
     browser.driver.switch_to.active_element.send_keys(Keys.TAB, Keys.TAB)
     browser.driver.switch_to.active_element.send_keys(Keys.ENTER)
     assert browser.run("return document.querySelector('[aria-pressed=true]').dataset.view") != "chat"
@@ -82,7 +83,7 @@ def test_the_keyboard_reaches_episodes_views_and_tokens(browser: Browser, report
     assert not tip.is_displayed()
 
 
-def test_the_first_tab_skips_to_the_results(browser: Browser, report: Path) -> None:
+def test_first_tab_focuses_a_link_to_the_results(browser: Browser, report: Path) -> None:
     browser.open(report)
     browser.driver.find_element(By.TAG_NAME, "body").send_keys(Keys.TAB)
     skip = browser.driver.switch_to.active_element
@@ -93,9 +94,9 @@ def test_the_first_tab_skips_to_the_results(browser: Browser, report: Path) -> N
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_a_phone_shows_all_of_it_without_scrolling_sideways(browser: Browser, report: Path, dark: bool) -> None:
-    """Contract: at 390 pixels nothing is wider than the screen, in any view of an episode and with all that is folded open; the
-    colours follow the reader's scheme."""
+def test_phone_layout_needs_no_horizontal_scrolling(browser: Browser, report: Path, dark: bool) -> None:
+    """Contract: at 390 pixels nothing is wider than the screen, in any view of an episode and with all details open; the colours
+    follow the reader's scheme."""
     browser.view(PHONE, dark=dark)
     browser.open(report)
     browser.run("document.querySelectorAll('details').forEach(item => item.open = true)")
@@ -106,8 +107,8 @@ def test_a_phone_shows_all_of_it_without_scrolling_sideways(browser: Browser, re
     assert red < 40 if dark else red > 215
 
 
-def test_figures_and_text_can_be_read_on_a_phone(browser: Browser, report: Path) -> None:
-    """Contract: what is too wide for the screen scrolls in a frame of its own instead of being cut or shrunk away."""
+def test_figures_and_text_are_neither_shrunk_nor_cut(browser: Browser, report: Path) -> None:
+    """Contract: what is too wide for the screen scrolls in its own frame."""
     browser.open(report)
     for size in (PHONE, DESK):
         browser.view(size)
@@ -122,8 +123,8 @@ def test_figures_and_text_can_be_read_on_a_phone(browser: Browser, report: Path)
         assert cut == 0
 
 
-def test_a_tree_can_be_walked_through(browser: Browser, report: Path) -> None:
-    """Contract: by mouse and keyboard a reader unfolds nodes, sees their numbers, goes from a pair's winner to its loser."""
+def test_search_tree_can_be_navigated_by_mouse_and_keyboard(browser: Browser, report: Path) -> None:
+    """Contract: a reader can unfold nodes, see their numbers and go from a pair's winner to its loser."""
     browser.open(report)
     found = re.search(r'id="tree-data">(.*?)</script>', report.read_text(encoding="utf-8"), re.S)
     assert found is not None

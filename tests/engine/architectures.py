@@ -1,4 +1,4 @@
-"""Tiny random models of many architectures, made from their configurations; those with windows look back `WINDOW` positions."""
+"""Tiny random models of many architectures, made from their configurations; sliding windows span `WINDOW` positions."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
 
 
 def make(name: str) -> Any:
-    """A model whose attention, norms and biases are far from uniform, so that none can be left out unnoticed."""
+    """A model with non-uniform attention, norms and biases, so that leaving one out changes the output."""
     torch.manual_seed(0)
     model = MAKERS[name]().eval()
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""A completions server that speaks vLLM's dialect, over the torch engine: what a server with token ids and log-probs returns."""
+"""Stub of vLLM's completions server over the torch engine; it returns token ids and log-probs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stages.engine.torch_engine import TorchEngine
 
 
 def complete(engine: TorchEngine, body: dict[str, Any]) -> dict[str, Any]:
-    """One completion in vLLM's form; the seed is the turn's key."""
+    """One completion in vLLM's format; the seed is the turn's key."""
     session = engine.open(body["prompt"])
     engine.request(session, body["seed"], Sampling(body["temperature"], body["top_p"], body.get("top_k", 0), body["max_tokens"]))
     (turn,) = engine.advance()
@@ -29,7 +29,7 @@ def complete(engine: TorchEngine, body: dict[str, Any]) -> dict[str, Any]:
 def serving(
     engine: TorchEngine, change: Callable[[dict[str, Any]], dict[str, Any]] = lambda choice: choice
 ) -> Iterator[SimpleNamespace]:
-    """`base_url` and the request bodies so far; `change` is done to each choice before it is sent."""
+    """`base_url` and the request bodies so far; `change` is applied to each choice before it is sent."""
     lock, bodies = threading.Lock(), []
 
     class Handler(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""stages.engine.adapters and what stages.agent.policy makes of adapter folders."""
+"""LoRA adapter folders: loading, hashing and errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ IDS = torch.arange(5, 25)[None]
 
 @pytest.fixture
 def folder(tiny_policy: Path, tmp_path: Path) -> Path:
-    """data/models/rl/toy with its base data/models/sft, as a lifecycle leaves them."""
+    """data/models/rl/toy and its base data/models/sft, as in a finished run."""
     shutil.copytree(tiny_policy, tmp_path / "data/models/sft")
     return make_adapter(tmp_path / "data/models/rl/toy", tmp_path / "data/models/sft", "data/models/sft")
 
@@ -30,8 +30,8 @@ def logits(model) -> torch.Tensor:
     return model(IDS).logits
 
 
-def test_an_adapter_folder_loads_as_the_model_that_was_trained(folder: Path, tiny_policy: Path) -> None:
-    """Contract: `load_policy` of an adapter folder computes what the model with its adapters beside the weights computed."""
+def test_loaded_adapter_folder_equals_trained_model(folder: Path, tiny_policy: Path) -> None:
+    """Contract: `load_policy` folds the adapter into the weights; logits equal those of the model with separate LoRA layers."""
     policy = load_policy(folder)
     check_folder(folder)
     trained = adapted_policy(tiny_policy).model
@@ -41,7 +41,7 @@ def test_an_adapter_folder_loads_as_the_model_that_was_trained(folder: Path, tin
     assert policy.tokenizer.chat_template == load_policy(tiny_policy).tokenizer.chat_template
 
 
-def test_peft_opens_the_folder_and_computes_the_same(folder: Path) -> None:
+def test_peft_loads_folder_with_same_logits(folder: Path) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
@@ -50,7 +50,7 @@ def test_peft_opens_the_folder_and_computes_the_same(folder: Path) -> None:
     torch.testing.assert_close(logits(opened), logits(load_policy(folder).model), atol=1e-5, rtol=1e-5)
 
 
-def test_peft_finds_the_base_from_the_repositorys_root(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peft_finds_base_from_repository_root(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from peft import AutoPeftModelForCausalLM
 
     monkeypatch.chdir(tmp_path)
@@ -58,8 +58,8 @@ def test_peft_finds_the_base_from_the_repositorys_root(folder: Path, tmp_path: P
     torch.testing.assert_close(logits(opened), logits(load_policy(folder).model), atol=1e-5, rtol=1e-5)
 
 
-def test_nothing_in_the_folder_says_where_it_was_made(folder: Path, tiny_policy: Path, tmp_path: Path) -> None:
-    """Contract: bytes depend on factors, tokenizer and the base's name alone."""
+def test_adapter_folder_bytes_do_not_depend_on_location(folder: Path, tiny_policy: Path, tmp_path: Path) -> None:
+    """Contract: the bytes depend only on the factors, the tokenizer and the base's name."""
     again = make_adapter(tmp_path / "elsewhere/deeper", tiny_policy, "data/models/sft")
     names = sorted(path.name for path in folder.iterdir())
     assert names == sorted(path.name for path in again.iterdir())
@@ -72,7 +72,7 @@ def test_nothing_in_the_folder_says_where_it_was_made(folder: Path, tiny_policy:
     assert config["target_modules"] == sorted(config["target_modules"])
 
 
-def test_the_hash_takes_in_adapter_and_base(folder: Path, tmp_path: Path) -> None:
+def test_policy_hash_covers_adapter_and_base(folder: Path, tmp_path: Path) -> None:
     before = policy_hash(folder)
     assert before not in (policy_hash(tmp_path / "data/models/sft"), policy_hash(make_adapter_twin(folder, 1)))
     assert before == policy_hash(make_adapter_twin(folder, 0))
@@ -85,8 +85,8 @@ def make_adapter_twin(folder: Path, seed: int) -> Path:
     return make_adapter(folder.with_name(f"twin{seed}"), Adapter(folder).base, "data/models/sft", seed)
 
 
-def test_the_nearest_base_is_taken(folder: Path, tiny_policy: Path, tmp_path: Path) -> None:
-    """Contract: the base is looked for from the adapter's folder upwards, wherever the process runs."""
+def test_nearest_base_above_the_folder_is_used(folder: Path, tiny_policy: Path, tmp_path: Path) -> None:
+    """Contract: the base is searched from the adapter's folder upwards, independent of the working directory."""
     assert Adapter(folder).base == tmp_path / "data/models/sft"
     shutil.copytree(tiny_policy, tmp_path / "data/models/data/models/sft")
     assert Adapter(folder).base == tmp_path / "data/models/data/models/sft"
@@ -100,7 +100,7 @@ def edit(folder: Path, **changes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"use_dora": True}, r"use_dora.*merge_and_unload"),
         ({"peft_type": "IA3"}, "peft_type IA3"),
@@ -109,19 +109,19 @@ def edit(folder: Path, **changes) -> None:
         ({"base_model_name_or_path": "data/models/rl/toy"}, "itself an adapter"),
     ],
 )
-def test_what_cannot_be_used_is_refused(folder: Path, changes: dict, said: str) -> None:
+def test_unsupported_adapter_is_rejected(folder: Path, changes: dict, message: str) -> None:
     edit(folder, **changes)
-    with pytest.raises(AdapterError, match=said):
+    with pytest.raises(AdapterError, match=message):
         load_policy(folder)
 
 
-def test_the_scale_is_alpha_over_rank_or_its_root(folder: Path) -> None:
+def test_scale_is_alpha_over_rank_or_sqrt_rank(folder: Path) -> None:
     assert Adapter(folder).scale == 2.0
     edit(folder, use_rslora=True)
     assert Adapter(folder).scale == 4.0
 
 
-def test_damaged_folders_are_named(folder: Path, tmp_path: Path) -> None:
+def test_damaged_folder_error_names_file_and_tensor(folder: Path, tmp_path: Path) -> None:
     weights = folder / "adapter_model.safetensors"
     tensors = load_file(weights)
     save_file({**tensors, "base_model.model.lm_head.weight": torch.zeros(2)}, weights)
@@ -142,7 +142,7 @@ def test_damaged_folders_are_named(folder: Path, tmp_path: Path) -> None:
         load_policy(folder)
 
 
-def test_folding_adds_in_float32_and_refuses_strangers(tiny_policy: Path) -> None:
+def test_fold_adds_in_float32_and_rejects_unknown_names(tiny_policy: Path) -> None:
     model = load_policy(tiny_policy, precision="bfloat16").model
     name = "model.layers.0.mlp.up_proj.weight"
     before = model.get_parameter(name).clone()

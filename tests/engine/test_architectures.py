@@ -1,4 +1,4 @@
-"""The torch engine plays every architecture with the model's own probabilities, and refuses in time what it does not serve."""
+"""The torch engine on many architectures: log-probabilities equal the model's; unsupported models are rejected early."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ MAX_LENGTH = 200
 WINDOWED = [name for name in MAKERS if name not in ("llama", "gpt2", "gpt_neox")]
 
 
-def words(seed: int, count: int) -> list[int]:
+def random_tokens(seed: int, count: int) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(3, 61, (count,), generator=generator).tolist()
 
 
-Played = dict[int, tuple[list[int], list[bool], list[float]]]
+Histories = dict[int, tuple[list[int], list[bool], list[float]]]
 
 
-def play(engine: TorchEngine, lengths: dict[int, int], forked: int = 0, turns: int = 2) -> Played:
-    """By name: all tokens of a session, which of them it drew, and their log-probabilities. Names `100` on are forks of one
-    session of `forked` tokens."""
-    prompts = {name: words(name, length) for name, length in lengths.items()}
+def play(engine: TorchEngine, lengths: dict[int, int], forked: int = 0, turns: int = 2) -> Histories:
+    """Session name -> (all tokens, mask of sampled tokens, log-probabilities of these). Names from 100 are forks of one session
+    with a prompt of `forked` tokens."""
+    prompts = {name: random_tokens(name, length) for name, length in lengths.items()}
     sessions = {engine.open(prompt): name for name, prompt in prompts.items()}
     if forked:
-        root = engine.open(words(99, forked))
+        root = engine.open(random_tokens(99, forked))
         copies = engine.fork(root, 2)
         sessions |= {copy: 100 + place for place, copy in enumerate(copies)}
-        prompts |= dict.fromkeys((100, 101), words(99, forked))
-    played: Played = {name: (list(prompt), [False] * len(prompt), []) for name, prompt in prompts.items()}
+        prompts |= dict.fromkeys((100, 101), random_tokens(99, forked))
+    played: Histories = {name: (list(prompt), [False] * len(prompt), []) for name, prompt in prompts.items()}
     for turn in range(turns):
         for session, name in sessions.items():
             if turn:
-                seen = words(1000 + name, 7)
+                seen = random_tokens(1000 + name, 7)
                 engine.extend(session, seen)
                 played[name][0].extend(seen)
                 played[name][1].extend([False] * len(seen))
@@ -68,9 +68,9 @@ RAGGED = {0: 3, 1: 170, 2: 60, 3: 100, 4: 1, 5: 140}
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_every_architecture_plays_with_the_models_own_probabilities(name: str) -> None:
-    """Contract: whatever attention an architecture has, sampled log-probabilities are those that training computes, in rows of
-    unequal length, beyond every window, in forks of a shared prompt and after observations."""
+def test_sampled_logprobs_equal_the_models_for_every_architecture(name: str) -> None:
+    """Contract: for any attention pattern, sampled log-probabilities equal those computed in training: with rows of unequal
+    length, beyond every window, in forks of a shared prompt and after observations."""
     model = make(name)
     engine = TorchEngine(model, [], slots=8, max_length=MAX_LENGTH)
     for tokens, drawn, logprobs in play(engine, RAGGED, forked=150).values():
@@ -81,8 +81,9 @@ def test_every_architecture_plays_with_the_models_own_probabilities(name: str) -
 
 
 @pytest.mark.parametrize("name", WINDOWED)
-def test_a_window_left_out_is_found_when_the_engine_is_made(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Contract: no architecture is played wrongly in silence; the message names it, the difference and what to do."""
+def test_self_check_finds_missing_sliding_window(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: an architecture that would be computed wrongly is rejected; the message names it, the difference and the
+    remedy."""
     model = make(name)
     monkeypatch.setattr(torch_engine, "windows", lambda config: [None] * config.num_hidden_layers)
     message = rf"{type(model).__name__} .* differ .* by [\d.]+ of their norm .* up to model.max_length 200 .*set model.path"
@@ -91,12 +92,12 @@ def test_a_window_left_out_is_found_when_the_engine_is_made(name: str, monkeypat
 
 
 @pytest.mark.parametrize("name", ["mistral", "mixtral", "gemma3", "gpt_oss"])
-def test_rounding_to_bfloat16_is_no_difference(name: str) -> None:
+def test_self_check_tolerates_bfloat16_rounding(name: str) -> None:
     TorchEngine(make(name).bfloat16(), [], slots=8, max_length=MAX_LENGTH)
 
 
-def test_the_comparison_leaves_no_trace() -> None:
-    """Contract: it draws no random number, and leaves the model, the cache and the counters as they would be without it."""
+def test_self_check_has_no_side_effects() -> None:
+    """Contract: it draws no random number and leaves the model, the cache and the counters unchanged."""
     model = make("mistral").train()
     before, attention = torch.random.get_rng_state(), model.config._attn_implementation
     engine = TorchEngine(model, [], slots=4, max_length=64)
@@ -108,7 +109,7 @@ def test_the_comparison_leaves_no_trace() -> None:
     assert engine.table.vacant == 4
 
 
-def test_what_does_not_run_at_all_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_self_check_error_gives_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_: Any) -> None:
         raise RuntimeError("shapes differ")
 
@@ -118,18 +119,18 @@ def test_what_does_not_run_at_all_is_refused_with_the_reason(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("name", ["mistral", "gemma3", "phi3", "gemma2", "gpt_neo"])
-def test_windows_sample_alike_alone_and_in_a_crowd(name: str) -> None:
-    """Contract: with windows too, what a session samples is the same bits whoever else is there, near or far."""
+def test_sampling_with_windows_is_batch_invariant(name: str) -> None:
+    """Contract: with sliding windows, too, a session samples the same bits whatever else is in the batch."""
     torch.set_num_threads(1)
     model = make(name)
     lengths = {name: 1 + 37 * name % 430 for name in range(16)}
-    crowd = play(TorchEngine(model, [], slots=16, max_length=480), lengths)
+    batched = play(TorchEngine(model, [], slots=16, max_length=480), lengths)
     for one in (2, 7, 11):
-        assert play(TorchEngine(model, [], slots=4, max_length=480), {one: lengths[one]})[one] == crowd[one]
+        assert play(TorchEngine(model, [], slots=4, max_length=480), {one: lengths[one]})[one] == batched[one]
 
 
-def test_a_layer_reads_no_more_of_the_cache_than_its_window_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Contract: a layer with a window reads it and at most a block more per new token's row, however ragged the rows are."""
+def test_windowed_layer_reads_only_its_window_from_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: a layer with a window reads at most the window and its rounding, however ragged the rows are."""
     engine = TorchEngine(make("gemma3"), [], slots=8, max_length=480)
     read: dict[int | None, list[int]] = {WINDOW: [], None: []}
     plain = SlotCache.read
@@ -139,7 +140,7 @@ def test_a_layer_reads_no_more_of_the_cache_than_its_window_needs(monkeypatch: p
         read[cache.kinds[cache.kind_of[layer]]].append(keys.shape[2])
         return keys, values
 
-    sessions = [engine.open(words(1, 400)), engine.open(words(2, 5))]
+    sessions = [engine.open(random_tokens(1, 400)), engine.open(random_tokens(2, 5))]
     for session in sessions:
         engine.request(session, session, Sampling(max_tokens=1))
     while engine.advance():
@@ -152,8 +153,8 @@ def test_a_layer_reads_no_more_of_the_cache_than_its_window_needs(monkeypatch: p
     assert max(read[WINDOW]) <= WINDOW + SUM_BLOCK + LENGTH_STEP < 400 < min(read[None])
 
 
-def test_windows_replay_from_recorded_passes() -> None:
-    """Contract: on a GPU, where passes are recorded, windows move with their rows."""
+def test_windows_move_with_rows_in_recorded_passes() -> None:
+    """Contract: windows stay correct on a GPU, where recorded passes are replayed as CUDA graphs."""
     model, recordings = make("mistral"), []
 
     def record(function: Any) -> Any:
@@ -173,9 +174,9 @@ def test_windows_replay_from_recorded_passes() -> None:
     assert 0 < len(recordings) < 9
 
 
-# ---- what params.yaml is checked for ----------------------------------------------------------------------------------------
+# ---- check of model.path ----------------------------------------------------------------------------------------------------
 
-REFUSED = {
+UNSUPPORTED = {
     "Falcon": (hf.FalconConfig(), "attention interface"),
     "Bloom": (hf.BloomConfig(), "attention interface"),
     "DeepSeek-V3": (hf.DeepseekV3Config(), "latent attention"),
@@ -192,11 +193,10 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_served_is_told_from_the_configuration_alone(name: str, tmp_path: Path) -> None:
-    """Contract: an architecture that the engine does not serve is refused before any weights are read, in one sentence that says
-    why and what to do."""
-    config, reason = REFUSED[name]
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_unsupported_model_is_rejected_by_its_configuration(name: str, tmp_path: Path) -> None:
+    """Contract: an unsupported architecture is rejected before any weights are read, in one line with reason and remedy."""
+    config, reason = UNSUPPORTED[name]
     config.save_pretrained(tmp_path / "model")
     with pytest.raises(ValueError, match=f"(?s)model: .*{reason}") as found:
         check_path("model", tmp_path, MAX_LENGTH)
@@ -205,18 +205,18 @@ def test_what_is_not_served_is_told_from_the_configuration_alone(name: str, tmp_
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_what_is_served_passes_the_check(name: str, tmp_path: Path) -> None:
+def test_supported_model_passes_the_check(name: str, tmp_path: Path) -> None:
     config = make(name).config
     config.save_pretrained(tmp_path)
     check_path(".", tmp_path, MAX_LENGTH)
     assert (WINDOW in windows(config)) == (name in WINDOWED)
 
 
-def test_a_hub_model_is_checked_where_its_configuration_is_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_model_is_checked_if_its_configuration_is_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub.constants as constants
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    check_path("hub:org/name", tmp_path, MAX_LENGTH)  # not there: the stage that downloads it checks it
+    check_path("hub:org/name", tmp_path, MAX_LENGTH)  # not cached: the stage that downloads it checks it
     store = tmp_path / "models--org--name"
     hf.BloomConfig().save_pretrained(store / "snapshots" / "abc")
     (store / "refs").mkdir()
@@ -227,7 +227,7 @@ def test_a_hub_model_is_checked_where_its_configuration_is_cached(tmp_path: Path
         check_path("hub:org/name@abc", tmp_path, MAX_LENGTH)
 
 
-def test_an_adapters_base_is_what_is_checked(tmp_path: Path) -> None:
+def test_check_of_an_adapter_reads_its_base(tmp_path: Path) -> None:
     hf.BloomConfig().save_pretrained(tmp_path / "base")
     (tmp_path / "adapter").mkdir()
     settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "base_model_name_or_path": "base"}
@@ -238,8 +238,8 @@ def test_an_adapters_base_is_what_is_checked(tmp_path: Path) -> None:
         check_path("adapter", tmp_path, MAX_LENGTH)
 
 
-def test_the_configuration_that_is_read_quickly_says_the_same_as_the_whole_one(tmp_path: Path) -> None:
-    """Contract: Llama's config.json is judged without importing transformers' configurations, with the same result."""
+def test_fast_configuration_check_agrees_with_the_full_one(tmp_path: Path) -> None:
+    """Contract: Llama's config.json is checked without importing transformers' configurations, with the same result."""
     for changes in ({}, {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}, {"layer_types": None}):
         config = hf.LlamaConfig(**SHAPE, **changes)
         config.save_pretrained(tmp_path)
@@ -253,13 +253,13 @@ def test_the_configuration_that_is_read_quickly_says_the_same_as_the_whole_one(t
 
 
 @pytest.mark.parametrize("name", ["gpt_neo", "gpt_oss"])
-def test_a_model_without_sdpa_is_trained_with_eager_attention(name: str, tmp_path: Path) -> None:
+def test_model_without_sdpa_loads_with_eager_attention(name: str, tmp_path: Path) -> None:
     save_policy(make(name), make_tiny_tokenizer(), tmp_path / "model")
     assert load_policy(tmp_path / "model", attention="sdpa").model.config._attn_implementation == "eager"
 
 
-def test_a_window_that_no_session_reaches_changes_no_bit() -> None:
-    """Contract: layers attend as without a window until a session is longer than it."""
+def test_window_longer_than_sessions_changes_no_bit() -> None:
+    """Contract: a window has no effect until a session is longer than it."""
     model = make("mistral")
     played = []
     for window in (None, 199, 4096):

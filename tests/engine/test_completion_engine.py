@@ -1,4 +1,4 @@
-"""stages.engine.completion_engine: sessions in front of a back end that fails, or whose work is given up."""
+"""stages.engine.completion_engine: sessions over a back end that fails or whose requests are cancelled."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from stages.engine.completion_engine import CompletionEngine, TurnRequest, TurnR
 from stages.engine.engine import EngineError, Pause, Sampling
 
 
-class Scripted:
-    """Answers each completion with its session's number and a 3. `failing`: what `wait` raises, once."""
+class StubBackend:
+    """Answers each completion with its session's number and a 3. `failing`: an exception that `wait` raises once."""
 
     def __init__(self) -> None:
         self.running: list[int] = []
-        self.begun: list[int] = []
+        self.started: list[int] = []
         self.cancelled: list[int] = []
         self.failing: Exception | None = None
 
@@ -25,7 +25,7 @@ class Scripted:
         if 99 in request.token_ids:
             raise EngineError("99 is no token")
         self.running.append(request.session)
-        self.begun.append(request.session)
+        self.started.append(request.session)
 
     def wait(self, pause: Pause | None = None) -> list[TurnResult]:
         if self.failing:
@@ -42,8 +42,8 @@ class Scripted:
         return None
 
 
-def engine_with(*prompts: list[int]) -> tuple[CompletionEngine, Scripted]:
-    backend = Scripted()
+def engine_with(*prompts: list[int]) -> tuple[CompletionEngine, StubBackend]:
+    backend = StubBackend()
     engine = CompletionEngine(backend, max_length=32)
     for prompt in prompts:
         engine.request(engine.open(prompt), 1, Sampling(max_tokens=4))
@@ -57,8 +57,9 @@ def finish(engine: CompletionEngine) -> dict[int, tuple[int, ...]]:
     return found
 
 
-def test_what_was_under_way_when_waiting_failed_is_begun_again() -> None:
-    """Contract: after a call has failed, all that was requested still comes, once; the back end was told to drop what ran."""
+def test_requests_in_flight_restart_after_wait_fails() -> None:
+    """Contract: after a failed call every request still completes exactly once; the back end was told to cancel what was
+    running."""
     engine, backend = engine_with([5], [6], [7])
     backend.failing = ConnectionError("the server is gone")
     with pytest.raises(ConnectionError):
@@ -68,16 +69,16 @@ def test_what_was_under_way_when_waiting_failed_is_begun_again() -> None:
     assert engine.counters["sampled_tokens"] == 6
 
 
-def test_a_request_that_is_refused_does_not_begin_the_others_twice() -> None:
+def test_rejected_request_does_not_start_the_others_twice() -> None:
     engine, backend = engine_with([5], [99], [7])
     with pytest.raises(EngineError, match="99"):
         engine.advance()
     engine.close(1)
     assert finish(engine) == {0: (0, 3), 2: (2, 3)}
-    assert backend.begun == [0, 2]
+    assert backend.started == [0, 2]
 
 
-def test_a_turn_without_room_is_not_lost_when_another_is_refused() -> None:
+def test_turn_without_room_survives_rejection_of_another() -> None:
     engine, _ = engine_with([5] * 32, [99])
     with pytest.raises(EngineError, match="99"):
         engine.advance()
@@ -85,8 +86,8 @@ def test_a_turn_without_room_is_not_lost_when_another_is_refused() -> None:
     assert [(turn.session, turn.stop_reason) for turn in engine.advance()] == [(0, "context")]
 
 
-def test_a_session_that_is_closed_is_cancelled() -> None:
-    """Contract: the back end does not go on with what nobody waits for."""
+def test_closing_a_session_cancels_its_request() -> None:
+    """Contract: the back end stops working on a closed session."""
     engine, backend = engine_with([5], [6], [7])
     assert [turn.session for turn in engine.advance()] == [0]
     engine.close(1)
@@ -94,11 +95,11 @@ def test_a_session_that_is_closed_is_cancelled() -> None:
     assert finish(engine) == {2: (2, 3)}
 
 
-def test_a_back_end_that_was_found_wrong_stays_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Contract: trying again after the check has failed does not get past it."""
+def test_back_end_that_fails_the_check_stays_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: a retry after a failed check fails again."""
     monkeypatch.setattr("stages.engine.checked_backend.sampled_logprobs", lambda *_: [-9.0, -9.0])
     model: Any = object()
-    engine = CompletionEngine(CheckedBackend(Scripted(), lambda: model, 1, "float32"), max_length=32)
+    engine = CompletionEngine(CheckedBackend(StubBackend(), lambda: model, 1, "float32"), max_length=32)
     engine.request(engine.open([5]), 1, Sampling(max_tokens=4))
     for _ in range(2):
         with pytest.raises(EngineError, match=r"differ .* by 8\.5 nats"):

@@ -1,4 +1,4 @@
-"""The engine's own forward pass: the Hugging Face model's numbers, for every family it serves; recorded passes."""
+"""The engine's own forward pass equals the Hugging Face model for each supported family; replay of recorded passes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ FAMILIES = {
 
 
 def randomised(family: str) -> torch.nn.Module:
-    """A model whose norms and biases are random too, so that none can be left out unnoticed."""
+    """A model with random norms and biases, so that leaving one out changes the output."""
     torch.manual_seed(0)
     model = FAMILIES[family]().eval()
     with torch.no_grad():
@@ -58,7 +58,8 @@ def randomised(family: str) -> torch.nn.Module:
 
 
 def play(engine: TorchEngine, lengths: tuple[int, ...] = (3, 40, 9, 17, 1)) -> list[tuple[list[int], list[float]]]:
-    """Two turns of sessions with prompts of unequal length, an observation between: (all tokens, the last turn's log-probs)."""
+    """Two turns of sessions with prompts of unequal length and an observation in between: (all tokens, the last turn's
+    log-probs)."""
     generator = torch.Generator().manual_seed(1)
     texts = [torch.randint(0, 61, (length,), generator=generator).tolist() for length in lengths]
     sessions = [engine.open(text) for text in texts]
@@ -80,8 +81,7 @@ def play(engine: TorchEngine, lengths: tuple[int, ...] = (3, 40, 9, 17, 1)) -> l
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_engine_samples_with_the_models_own_probabilities(family):
-    """Contract: for each family the engine's log-probabilities are those of the Hugging Face model."""
+def test_sampled_logprobs_equal_the_models_for_every_family(family):
     model = randomised(family)
     assert serves(model)
     for tokens, logprobs in play(TorchEngine(model, [], slots=4, max_length=96)):
@@ -92,8 +92,8 @@ def test_the_engine_samples_with_the_models_own_probabilities(family):
         torch.testing.assert_close(torch.tensor(logprobs), expected, atol=1e-5, rtol=0)
 
 
-def test_the_models_own_layers_give_the_same(monkeypatch):
-    """Contract: architectures that are not known run through the model itself, with the same tokens."""
+def test_lean_and_stock_forward_give_same_tokens(monkeypatch):
+    """Contract: unsupported architectures run through the model itself, with the same tokens."""
     model = randomised("qwen2")
     lean = play(TorchEngine(model, [], slots=4, max_length=96))
     monkeypatch.setattr("stages.engine.decoder.serves", lambda model: False)
@@ -107,7 +107,7 @@ def cache_for(model: torch.nn.Module) -> SlotCache:
     return SlotCache(3, 4, 2, 96, 12, torch.float32, torch.device("cpu"))
 
 
-def test_what_is_not_known_is_left_to_the_model():
+def test_unsupported_models_use_stock_forward():
     model = randomised("llama")
     assert isinstance(make_forward(model, cache_for(model)), LeanForward)
     model.model.layers[1].mlp.register_forward_hook(lambda *_: None)
@@ -117,7 +117,7 @@ def test_what_is_not_known_is_left_to_the_model():
     assert not serves(GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=11)))
 
 
-def test_changed_weights_are_taken_over_once_no_session_is_open():
+def test_changed_weights_apply_after_sessions_close():
     model = randomised("qwen3")
     engine = TorchEngine(model, [], slots=4, max_length=96)
     play(engine)
@@ -128,10 +128,9 @@ def test_changed_weights_are_taken_over_once_no_session_is_open():
 
 
 def test_recorded_passes_replay_with_new_tokens():
-    """Contract: a recording keeps its tensors in place, is made once per shape, and gives what the pass itself gives.
+    """Contract: a pass is recorded once per shape, keeps its tensors in place, and its replay equals the pass itself.
 
-    What records here runs the function again at each replay, into the same tensor, as a CUDA graph does.
-    """
+    `record` runs the function again at each replay, into the same tensor, as a CUDA graph does."""
     model = randomised("qwen2")
     recordings = []
 

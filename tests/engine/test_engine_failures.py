@@ -1,4 +1,4 @@
-"""A call that raises, or a session given up, leaves the engine as it was: the others go on as if nothing had happened."""
+"""A call that raises, or a session closed in the middle of a turn, leaves the engine intact and other sessions unaffected."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Turns = dict[int, tuple[tuple[int, ...], tuple[float, ...]]]
 
 
 class Failing:
-    """The engine's forward pass; `fails(batch)` says which passes raise. With `poison`, after leaving NaN in the cache."""
+    """Forward pass that raises where `fails(batch)` is true; with `poison`, after writing NaN into the cache."""
 
     def __init__(self, engine: TorchEngine, fails: When, poison: bool = False) -> None:
         self.engine, self.inner, self.fails, self.poison = engine, engine._layers, fails, poison
@@ -45,11 +45,11 @@ def once(when: When) -> When:
     return fails
 
 
-def feeds(batch: Pass) -> bool:
+def is_prefill(batch: Pass) -> bool:
     return batch.ends is not None
 
 
-def decodes(batch: Pass) -> bool:
+def is_decode(batch: Pass) -> bool:
     return batch.ends is None
 
 
@@ -58,12 +58,12 @@ def model() -> Any:
     return make_tiny_model(61)
 
 
-def words(seed: int, count: int) -> list[int]:
+def random_tokens(seed: int, count: int) -> list[int]:
     return torch.randint(4, 60, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def ask(engine: TorchEngine, count: int) -> list[int]:
-    sessions = [engine.open(words(seed, 5 + 9 * seed)) for seed in range(count)]
+def open_sessions(engine: TorchEngine, count: int) -> list[int]:
+    sessions = [engine.open(random_tokens(seed, 5 + 9 * seed)) for seed in range(count)]
     for seed, session in enumerate(sessions):
         engine.request(session, seed, Sampling(max_tokens=4 + 3 * (seed % 3)))
     return sessions
@@ -83,27 +83,27 @@ def finish(engine: TorchEngine, retries: int = 0) -> Turns:
         found |= {turn.session: (turn.token_ids, turn.logprobs) for turn in turns}
 
 
-def new(model: Any, slots: int = 4, **settings: Any) -> TorchEngine:
+def make_engine(model: Any, slots: int = 4, **settings: Any) -> TorchEngine:
     return TorchEngine(model, [], slots=slots, max_length=MAX_LENGTH, **settings)
 
 
-@pytest.mark.parametrize("when", [feeds, decodes])
-def test_a_failed_call_can_be_repeated(model: Any, when: When) -> None:
-    """Contract: what was asked for before a call failed is still asked for, and comes out as it would have, no turn lost."""
-    plain, engine = new(model), new(model)
-    ask(plain, 7)
-    ask(engine, 7)
+@pytest.mark.parametrize("when", [is_prefill, is_decode])
+def test_failed_call_can_be_retried(model: Any, when: When) -> None:
+    """Contract: requests made before a failed call complete with the same tokens, and no turn is lost."""
+    plain, engine = make_engine(model), make_engine(model)
+    open_sessions(plain, 7)
+    open_sessions(engine, 7)
     expected = finish(plain)
     Failing(engine, once(when))
     assert finish(engine, retries=1) == expected
     assert engine.counters["fed_tokens"] == plain.counters["fed_tokens"]
 
 
-def test_a_failure_in_the_last_step_of_a_call_does_not_stop_what_was_fed(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Contract: where all is fed and drawing fails, the sessions' last tokens are fed again."""
-    plain, engine = new(model), new(model)
-    ask(plain, 3)
-    ask(engine, 3)
+def test_failure_while_drawing_feeds_last_tokens_again(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: if drawing fails after the pass, the sessions' last tokens are fed again."""
+    plain, engine = make_engine(model), make_engine(model)
+    open_sessions(plain, 3)
+    open_sessions(engine, 3)
     expected, draw = finish(plain), engine._draw
 
     def failing(*arguments: Any) -> Any:
@@ -116,24 +116,25 @@ def test_a_failure_in_the_last_step_of_a_call_does_not_stop_what_was_fed(model: 
         assert found[session] == (tokens, pytest.approx(logprobs, abs=1e-6))
 
 
-def test_turns_that_were_finished_when_a_call_failed_are_not_lost(model: Any) -> None:
+def test_finished_turn_survives_a_failed_call(model: Any) -> None:
     """Contract: a turn that ends in the call in which another one fails is returned by the next call."""
-    engine = new(model, batch_share=1.0)
-    short, long = (engine.open(words(seed, 6)) for seed in (1, 2))
+    engine = make_engine(model, batch_share=1.0)
+    short, long = (engine.open(random_tokens(seed, 6)) for seed in (1, 2))
     engine.request(short, 1, Sampling(max_tokens=1))
     engine.request(long, 2, Sampling(max_tokens=5))
-    Failing(engine, once(decodes))
+    Failing(engine, once(is_decode))
     with pytest.raises(RuntimeError, match="out of memory"):
         engine.advance()
     assert {turn.session for turn in engine.advance()} == {short, long}
 
 
-@pytest.mark.parametrize("when", [feeds, decodes])
-def test_sessions_that_are_given_up_after_a_failure_free_their_slots(model: Any, when: When) -> None:
-    """Contract: after a call has failed, closing its sessions frees every slot, and what it left in the cache reaches nobody."""
-    plain, engine = new(model), new(model)
+@pytest.mark.parametrize("when", [is_prefill, is_decode])
+def test_closing_sessions_after_a_failure_frees_their_slots(model: Any, when: When) -> None:
+    """Contract: closing the sessions of a failed call frees every slot, and what the call left in the cache affects no other
+    session."""
+    plain, engine = make_engine(model), make_engine(model)
     failing = Failing(engine, when, poison=True)
-    sessions = ask(engine, 6)
+    sessions = open_sessions(engine, 6)
     with pytest.raises(RuntimeError, match="out of memory"):
         engine.advance()
     for session in sessions:
@@ -142,18 +143,18 @@ def test_sessions_that_are_given_up_after_a_failure_free_their_slots(model: Any,
     assert engine.table.vacant == 4
     assert not engine.table.active.any()
     assert engine.advance() == []
-    first, expected = ask(plain, 7), finish(plain)
-    again, found = ask(engine, 7), finish(engine)
+    first, expected = open_sessions(plain, 7), finish(plain)
+    again, found = open_sessions(engine, 7), finish(engine)
     assert [found[session] for session in again] == [expected[session] for session in first]
 
 
-def test_others_go_on_when_the_session_that_fails_is_closed(model: Any) -> None:
-    """Contract: one session that makes every pass fail costs the others nothing once it is closed."""
-    plain, engine = new(model, slots=8), new(model, slots=8)
-    first, expected = ask(plain, 4), finish(plain)
+def test_closing_the_failing_session_leaves_others_unaffected(model: Any) -> None:
+    """Contract: once closed, a session that makes every pass fail does not change the others' turns."""
+    plain, engine = make_engine(model, slots=8), make_engine(model, slots=8)
+    first, expected = open_sessions(plain, 4), finish(plain)
     bad = 60
     Failing(engine, lambda batch: bool((batch.ids == bad).any()), poison=True)
-    sessions = ask(engine, 4)
+    sessions = open_sessions(engine, 4)
     broken = engine.open([bad, 5, 6])
     engine.request(broken, 1, Sampling(max_tokens=3))
     with pytest.raises(RuntimeError, match="out of memory"):
@@ -163,10 +164,10 @@ def test_others_go_on_when_the_session_that_fails_is_closed(model: Any) -> None:
     assert [found[session] for session in sessions] == [expected[session] for session in first]
 
 
-def test_a_turn_that_is_given_up_is_not_computed_on(model: Any) -> None:
-    """Contract: closing a session in the middle of its turn, or while it waits for a slot, ends the work for it."""
-    engine = new(model, batch_share=0.01)
-    sessions = [engine.open(words(seed, 8)) for seed in range(6)]
+def test_closing_a_session_stops_work_on_its_turn(model: Any) -> None:
+    """Contract: closing a session in the middle of its turn, or while it waits for a slot, ends its work."""
+    engine = make_engine(model, batch_share=0.01)
+    sessions = [engine.open(random_tokens(seed, 8)) for seed in range(6)]
     for seed, session in enumerate(sessions):
         engine.request(session, seed, Sampling(max_tokens=2 if seed == 0 else 60))
     assert [turn.session for turn in engine.advance()] == sessions[:1]
@@ -178,17 +179,17 @@ def test_a_turn_that_is_given_up_is_not_computed_on(model: Any) -> None:
     assert engine.table.vacant == 3, "the first session keeps its slot for the next turn"
 
 
-def test_reading_and_forking_can_be_repeated(model: Any) -> None:
-    """Contract: `read` and `fork` that failed leave the sessions idle, and give the same when they are called again."""
-    plain, engine = new(model), new(model)
-    (expected,) = plain.read([plain.open(words(1, 20))])
-    session = engine.open(words(1, 20))
-    failing = Failing(engine, once(feeds), poison=True)
+def test_failed_read_and_fork_can_be_retried(model: Any) -> None:
+    """Contract: a failed `read` or `fork` leaves its sessions idle; calling it again gives the same result."""
+    plain, engine = make_engine(model), make_engine(model)
+    (expected,) = plain.read([plain.open(random_tokens(1, 20))])
+    session = engine.open(random_tokens(1, 20))
+    failing = Failing(engine, once(is_prefill), poison=True)
     with pytest.raises(RuntimeError, match="out of memory"):
         engine.read([session])
     assert (engine.read([session])[0] == expected).all()
-    other = engine.open(words(1, 20))
-    failing.fails = once(feeds)
+    other = engine.open(random_tokens(1, 20))
+    failing.fails = once(is_prefill)
     with pytest.raises(RuntimeError, match="out of memory"):
         engine.fork(other, 2)
     for state in engine.read(engine.fork(other, 2)):
@@ -196,18 +197,18 @@ def test_reading_and_forking_can_be_repeated(model: Any) -> None:
 
 
 @pytest.mark.parametrize("lean", [True, False])
-def test_a_full_session_does_not_write_into_its_neighbours_row(model: Any, lean: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Contract: a session of exactly max_length tokens, the cache's capacity, can be read while others decode; their turns, and
-    what it and its neighbour hold in the cache, stay as they are."""
+def test_full_session_does_not_write_into_the_next_row(model: Any, lean: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: a session of exactly max_length tokens, the cache's capacity, can be read while others decode, without changing
+    their turns, its own cache or its neighbour's."""
     if not lean:
         monkeypatch.setattr("stages.engine.decoder.serves", lambda model: False)
-    plain, engine = new(model), new(model)
+    plain, engine = make_engine(model), make_engine(model)
     assert engine.cache.capacity == MAX_LENGTH
-    first, expected = ask(plain, 1), finish(plain)
-    full, neighbour = engine.open(words(7, MAX_LENGTH)), engine.open(words(8, 20))
+    first, expected = open_sessions(plain, 1), finish(plain)
+    full, neighbour = engine.open(random_tokens(7, MAX_LENGTH)), engine.open(random_tokens(8, 20))
     (before, _) = engine.read([full, neighbour])
     held = [engine.snapshot(session) for session in (full, neighbour)]
-    (session,) = ask(engine, 1)
+    (session,) = open_sessions(engine, 1)
     assert finish(engine)[session] == expected[first[0]]
     for one, prefix in zip((full, neighbour), held, strict=True):
         assert torch.equal(engine.snapshot(one).cache, prefix.cache)

@@ -1,8 +1,7 @@
-"""stages.engine.openai_engine: episodes through an OpenAI-compatible server, and what is refused.
+"""stages.engine.openai_engine: episodes through an OpenAI-compatible server, and rejected servers.
 
-The server with token ids and log-probs is a stand-in with vLLM's answers (completions_server.py); `transformers serve`, with the
-shipped model, is a real one that gives text alone.
-"""
+A stub with vLLM's responses returns token ids and log-probs (completions_server.py); `transformers serve`, with the shipped
+model, is real and returns text only."""
 
 from __future__ import annotations
 
@@ -57,8 +56,9 @@ def play(player) -> list[Episode]:
         return collect(player.engine, player.chat, pool, requests, SAMPLING, Labels(7), max_length=160, width=8)
 
 
-def test_episodes_through_a_server_are_the_servers_tokens_and_logprobs(tiny_policy: Path, torch_engine: TorchEngine) -> None:
-    """Contract: an episode has the token ids and log-probs that the server drew, turn by turn, whatever is in flight at once."""
+def test_episodes_record_the_servers_tokens_and_logprobs(tiny_policy: Path, torch_engine: TorchEngine) -> None:
+    """Contract: an episode records the token ids and log-probs that the server drew, turn by turn, for any number of requests in
+    flight."""
     with serving(torch_engine) as server:
         player = open_player(tiny_policy, settings(server.base_url))
         assert isinstance(player.engine, Engine)
@@ -74,7 +74,7 @@ def test_episodes_through_a_server_are_the_servers_tokens_and_logprobs(tiny_poli
     assert body["model"] == served_name(tiny_policy)
     assert {body["top_k"], body["top_p"], body["temperature"]} == {20, 0.9, 0.8}
 
-    # The same, drawn by the engine behind the server from the seeds that were sent.
+    # The engine behind the server draws the same tokens from the seeds that were sent.
     for episode in episodes:
         for turn, record in enumerate(episode.turns):
             session = torch_engine.open(episode.token_ids[: record.start])
@@ -86,8 +86,7 @@ def test_episodes_through_a_server_are_the_servers_tokens_and_logprobs(tiny_poli
             torch_engine.close(session)
 
 
-def test_what_is_closed_in_the_middle_of_a_turn_is_not_asked_for(tiny_policy: Path, torch_engine: TorchEngine) -> None:
-    """Contract: a request that has not been sent is not sent once its session is closed; a reply that still comes is dropped."""
+def test_closing_mid_turn_drops_unsent_request_and_late_reply(tiny_policy: Path, torch_engine: TorchEngine) -> None:
     held, begun = threading.Event(), threading.Event()
 
     def hold(choice: dict[str, Any]) -> dict[str, Any]:
@@ -112,7 +111,7 @@ def test_what_is_closed_in_the_middle_of_a_turn_is_not_asked_for(tiny_policy: Pa
         player.close()
 
 
-def test_room_and_forks_are_as_in_the_torch_engine(tiny_policy: Path, torch_engine: TorchEngine) -> None:
+def test_length_limit_and_forks_match_torch_engine(tiny_policy: Path, torch_engine: TorchEngine) -> None:
     with serving(torch_engine) as server:
         player = open_player(tiny_policy, settings(server.base_url, max_length=20, check_turns=0))
         engine = player.engine
@@ -151,8 +150,10 @@ def test_room_and_forks_are_as_in_the_torch_engine(tiny_policy: Path, torch_engi
         ),
     ],
 )
-def test_a_server_that_gives_less_is_refused(tiny_policy: Path, torch_engine: TorchEngine, change, message: str) -> None:
-    """Contract: no episode is recorded with made-up ids or log-probs; the message names the server and what to do."""
+def test_server_without_ids_or_matching_logprobs_is_rejected(
+    tiny_policy: Path, torch_engine: TorchEngine, change, message: str
+) -> None:
+    """Contract: no episode is recorded with made-up ids or log-probs."""
     with serving(torch_engine, change) as server:
         player = open_player(tiny_policy, settings(server.base_url, check_turns=2))
         with pytest.raises(EngineError, match=message):
@@ -160,7 +161,7 @@ def test_a_server_that_gives_less_is_refused(tiny_policy: Path, torch_engine: To
         player.close()
 
 
-def test_ids_are_read_wherever_servers_put_them() -> None:
+def test_token_ids_are_parsed_from_every_response_format() -> None:
     spelt = SimpleNamespace(tokens=["token_id:5", "token_id:3"], token_logprobs=[-0.5, -0.25])
     assert parse_choice(SimpleNamespace(logprobs=spelt)) == ((5, 3), (-0.5, -0.25))
     content = SimpleNamespace(content=[{"id": 5, "logprob": -0.5}, {"id": 3, "logprob": -0.25}])
@@ -169,14 +170,14 @@ def test_ids_are_read_wherever_servers_put_them() -> None:
         parse_choice(SimpleNamespace(logprobs=spelt, token_ids=[5]))
 
 
-def test_top_k_needs_a_dialect_that_has_it() -> None:
+def test_top_k_is_rejected_for_dialects_without_it() -> None:
     request = TurnRequest(0, (1,), 2**40 + 5, Sampling(top_k=4))
     with pytest.raises(EngineError, match="top_k is 4"):
         request_fields(request, "openai", STOP, 0)
     assert request_fields(request, "vllm", STOP, 0)["seed"] == 5
 
 
-def test_no_server_is_an_error_that_names_the_address(tiny_policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_server_error_names_the_address(tiny_policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stages.engine.openai_engine.RETRIES", 0)
     player = open_player(tiny_policy, settings())
     with pytest.raises(ConnectionError, match=r"no server answers at resources\.engine\.base_url http://127\.0\.0\.1:9/v1"):
@@ -213,11 +214,9 @@ def transformers_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
         server.wait(timeout=30)
 
 
-def test_transformers_serve_plays_by_text_and_is_refused_where_tokens_are_needed(
-    transformers_server: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A real server with the shipped model: it returns neither token ids nor log-probs, which is refused by name; its text is
-    enough for evaluate, and with one request at a time its seeds repeat a run."""
+def test_transformers_serve_supports_only_evaluation_by_text(transformers_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It returns neither token ids nor log-probs, and is rejected where they are needed. With one request at a time, seeds make
+    an evaluation repeatable."""
     monkeypatch.chdir(ROOT)
     base = ROOT / "data" / "base"
     assert served_name(base) == "data/base"
@@ -236,7 +235,7 @@ def test_transformers_serve_plays_by_text_and_is_refused_where_tokens_are_needed
         runs.append(play(player))
         player.close()
     assert [episode.messages for episode in runs[0]] == [episode.messages for episode in runs[1]]
-    assert len({str(episode.messages) for episode in runs[0]}) > 4, "episodes draw with seeds of their own"
+    assert len({str(episode.messages) for episode in runs[0]}) > 4, "each episode has its own seeds"
     assert all(len(episode.turns) >= 1 for episode in runs[0])
     drawn = [value for episode in runs[0] for value, owner in zip(episode.logprob, episode.owner, strict=True) if owner == 1]
     assert all(math.isnan(value) for value in drawn)

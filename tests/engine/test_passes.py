@@ -1,4 +1,4 @@
-"""stages.engine.passes: which sessions attend together in a pass that feeds them."""
+"""stages.engine.passes: grouping of sessions in a prefill pass."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def cost(group: list[Session], sizes: dict[int, int]) -> int:
 
 
 @pytest.mark.parametrize("name", range(8))
-def test_sessions_attend_in_the_cheapest_groups(name):
-    """Contract: every session is in one group, and no other division of the sorted sessions has less padding for its groups."""
+def test_prefill_groups_have_minimal_cost(name):
+    """Contract: every session is in one group, and no other partition of the sorted sessions costs less."""
     sessions, sizes = make_sessions(name, 7)
     builder = PassBuilder(SlotCache(1, 16, 1, 416, 4, torch.float32, torch.device("cpu")), torch.float32)
     groups = builder.groups(sessions, sizes)

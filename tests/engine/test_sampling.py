@@ -13,7 +13,7 @@ from stages.engine.sampling import draw
 
 
 def reference(logits, temperature, top_p, top_k, uniform):
-    """One row in plain Python: (token, log-probability) and the probabilities drawn from."""
+    """(token, log-probability, distribution) of one row, in plain Python."""
     if temperature == 0:
         weights = [math.exp(value - max(logits)) for value in logits]
         best = max(range(len(logits)), key=lambda index: (logits[index], -index))
@@ -52,7 +52,7 @@ def run(rows):
     return ids.tolist(), logs.tolist()
 
 
-def test_every_row_equals_the_brute_force_reference():
+def test_draw_equals_reference():
     rng = np.random.default_rng(0)
     rows = []
     for temperature in (0.0, 0.5, 1.0, 2.0):
@@ -68,17 +68,17 @@ def test_every_row_equals_the_brute_force_reference():
         assert logprob == pytest.approx(expected_log, abs=1e-5)
 
 
-def test_hand_computed_supports():
-    """Probabilities 0.5, 0.3, 0.15, 0.05: top-p 0.7 keeps two, so the second has 0.3 / 0.8; top-k 3 then top-p 0.6 of
-    0.5/0.95, 0.3/0.95, ... keeps two as well; top-p 0.5 is reached by the first alone."""
+def test_top_p_and_top_k_by_hand():
+    """Probabilities 0.5, 0.3, 0.15, 0.05: top-p 0.7 keeps two, so the second has 0.3 / 0.8; top-k 3, then top-p 0.6 of 0.5/0.95,
+    0.3/0.95, ..., keeps two as well; the first alone reaches top-p 0.4999."""
     logits = [math.log(share) for share in (0.5, 0.3, 0.15, 0.05)]
     ids, logs = run([(logits, 1.0, 0.7, 0, 0.99), (logits, 1.0, 0.6, 3, 0.99), (logits, 1.0, 0.4999, 0, 0.99)])
     assert ids == [1, 1, 0]
     assert logs == pytest.approx([math.log(0.375), math.log(0.375), 0.0], abs=1e-6)
 
 
-def test_the_largest_uniform_never_leaves_the_support():
-    """A uniform just below 1 must not fall on a token outside top-k, also where probabilities underflow to 0."""
+def test_largest_uniform_stays_in_the_support():
+    """A uniform just below 1 must not select a token outside top-k, even if probabilities underflow to 0."""
     edge = 1.0 - 2.0**-53
     ids, logs = run([([0.0, 1.0, 2.0, -900.0], 1.0, 1.0, 0, edge), ([3.0, 2.0, 1.0, 0.0], 1.0, 1.0, 2, edge)])
     assert ids == [2, 1]
@@ -97,8 +97,8 @@ def test_frequencies_follow_the_distribution():
     assert bool((share - expected).abs().le(5 * (expected * (1 - expected) / count).sqrt()).all())
 
 
-def test_a_row_does_not_depend_on_the_others():
-    """Contract: what is drawn for a row is a function of that row alone; a neighbour with top-k changes nothing."""
+def test_draw_of_a_row_is_independent_of_other_rows():
+    """Contract: top-k of another row or another batch size changes nothing."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(8, 1000, generator=generator)
     uniforms = torch.rand(8, generator=generator, dtype=torch.float64)

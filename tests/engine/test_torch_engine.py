@@ -1,4 +1,4 @@
-"""stages.engine.torch_engine: what sessions sample, whoever else is there; the cache across turns, forks and evictions."""
+"""stages.engine.torch_engine: batch-invariant sampling; the cache across turns, forks and evictions."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ def settings(name: int) -> Sampling:
 
 
 def play(engine: TorchEngine, names, turns: int = TURNS):
-    """{(name, turn): Turn without its session} of sessions that each take `turns` turns, observations between them."""
-    out, playing = {}, {}
+    """{(name, turn): the turn without its session} for sessions that each take `turns` turns with observations in between."""
+    out, sessions = {}, {}
     for name in names:
-        playing[engine.open(prompt(name))] = [name, 0]
-    for session, (name, _) in playing.items():
+        sessions[engine.open(prompt(name))] = [name, 0]
+    for session, (name, _) in sessions.items():
         engine.request(session, key64(name, 0), settings(name))
     while finished := engine.advance():
         assert [turn.session for turn in finished] == sorted(turn.session for turn in finished)
         for turn in finished:
-            name, index = playing[turn.session]
+            name, index = sessions[turn.session]
             out[name, index] = (turn.token_ids, turn.logprobs, turn.stop_reason)
-            playing[turn.session][1] += 1
+            sessions[turn.session][1] += 1
             if index + 1 == turns:
                 engine.close(turn.session)
             else:
@@ -64,47 +64,47 @@ def engine_of(model, slots=64, max_length=320, **kwargs) -> TorchEngine:
 
 
 @pytest.fixture(scope="module")
-def crowd(model):
+def batched(model):
     torch.set_num_threads(1)
     return play(engine_of(model), range(64))
 
 
-def test_it_is_an_engine(model):
+def test_implements_engine_protocol(model):
     assert isinstance(engine_of(model, slots=4), Engine)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_what_a_session_samples_does_not_depend_on_its_neighbours(model, crowd, threads):
+def test_sampling_is_batch_invariant(model, batched, threads):
     """Contract: token ids and log-probabilities are the same bits alone, among 64, in another order and in another slot."""
     torch.set_num_threads(threads)
     try:
         for name in (0, 1, 2, 3, 17, 41)[: 6 // threads]:
             alone = play(engine_of(model, slots=4), [name])
-            assert alone == {key: value for key, value in crowd.items() if key[0] == name}
-        assert play(engine_of(model), reversed(range(64))) == crowd
+            assert alone == {key: value for key, value in batched.items() if key[0] == name}
+        assert play(engine_of(model), reversed(range(64))) == batched
         some = [5, 60, 33, 2, 19, 48, 50]
-        expected = {key: value for key, value in crowd.items() if key[0] in some}
+        expected = {key: value for key, value in batched.items() if key[0] in some}
         assert play(engine_of(model, slots=5, batch_share=1.0), some) == expected
     finally:
         torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize("kv_heads", [5, 1])
-def test_the_shipped_models_shape_samples_alike_alone_and_among_64(kv_heads):
-    """Contract: batch invariance holds at the shipped base model's widths, and beyond the length (192) up to which one matrix
-    product adds up in one go: attending over the longest neighbour's length changes no bit."""
+def test_sampling_is_batch_invariant_at_shipped_model_size(kv_heads):
+    """Contract: batch invariance also holds at the shipped base model's widths and beyond 192 tokens, the longest
+    sum that one matrix product computes in a single block: attending over the longest neighbour's length changes no bit."""
     model = make_tiny_model(
         768, kv_heads=kv_heads, hidden_size=160, intermediate_size=512, num_attention_heads=5, num_hidden_layers=2,
         initializer_range=0.05, seed=3,
     )  # fmt: skip
-    crowd = play(engine_of(model, max_length=512), range(64))
+    batched = play(engine_of(model, max_length=512), range(64))
     for name in (0, 20, 30):
         alone = play(engine_of(model, slots=4, max_length=512), [name])
-        assert alone == {key: value for key, value in crowd.items() if key[0] == name}
+        assert alone == {key: value for key, value in batched.items() if key[0] == name}
 
 
 def test_sampling_logprobs_equal_training_logprobs(model):
-    """Contract: the log-probabilities of sampled tokens are those that training computes, to 1e-5, in every turn."""
+    """Contract: log-probabilities of sampled tokens equal those computed in training to 1e-5, in every turn."""
     for name, sampling in ((0, Sampling(1.0, max_tokens=9)), (5, Sampling(0.7, max_tokens=20)), (9, Sampling(0.0, max_tokens=5))):
         engine = engine_of(model, slots=4)
         session = engine.open(prompt(name))
@@ -124,7 +124,7 @@ def test_sampling_logprobs_equal_training_logprobs(model):
 
 
 @pytest.mark.parametrize("kv_heads", [1, 4])
-def test_attention_over_any_number_of_key_value_heads_is_the_models_own(kv_heads):
+def test_logprobs_equal_the_models_for_any_number_of_kv_heads(kv_heads):
     model = make_tiny_model(200, kv_heads=kv_heads)
     before = model.config._attn_implementation
     engine = TorchEngine(model, [STOP], slots=4, max_length=64)
@@ -137,8 +137,8 @@ def test_attention_over_any_number_of_key_value_heads_is_the_models_own(kv_heads
     torch.testing.assert_close(logs.detach(), torch.tensor(turn.logprobs), atol=1e-5, rtol=0)
 
 
-def test_forks_and_snapshots_go_on_as_the_original_would(model):
-    """Contract: a copy of a session samples the same bits as a session that was fed everything itself."""
+def test_forks_and_snapshots_sample_like_the_original(model):
+    """Contract: a copy of a session samples the same bits as a session that was fed all tokens itself."""
 
     def ask(engine, session, key=7):
         engine.request(session, key, Sampling(max_tokens=8))
@@ -172,31 +172,31 @@ def test_forks_and_snapshots_go_on_as_the_original_would(model):
     assert ask(engine, engine.open((), engine.snapshot(root)), 8) == second
 
 
-def test_an_idle_session_gives_up_its_slot_and_comes_back_unchanged(model, crowd):
-    """Contract: sessions that idle between turns may be more than the slots; moving their caches out and in changes no bit."""
+def test_evicted_session_resumes_unchanged(model, batched):
+    """Contract: there may be more idle sessions than slots; moving their caches out and in changes no bit."""
     engine = engine_of(model, slots=4)
     sessions = {name: engine.open(prompt(name)) for name in range(12)}
     for turn in range(TURNS):
         for name, session in sessions.items():
             engine.request(session, key64(name, turn), settings(name))
             (done,) = engine.advance()
-            assert (done.token_ids, done.logprobs, done.stop_reason) == crowd[name, turn]
+            assert (done.token_ids, done.logprobs, done.stop_reason) == batched[name, turn]
             engine.extend(session, observation(name, turn))
     assert engine.counters["evictions"] == 12 * TURNS - 4
 
 
-def test_a_pause_ends_the_call_after_the_present_step_and_changes_no_draw(model):
-    """Contract: whoever pauses may close a session in the middle of its turn; the others' turns are those they would have had."""
+def test_pause_returns_after_the_current_step(model):
+    """Contract: during a pause a session may be closed in the middle of its turn; the others' turns do not change."""
     engine = TorchEngine(model, [3], slots=4, max_length=160)
     sampling = Sampling(max_tokens=30)
 
-    def asked(*names):
+    def request_turns(*names):
         sessions = [engine.open(prompt(name)) for name in names]
         for name, session in zip(names, sessions, strict=True):
             engine.request(session, key64(name, 0), sampling)
         return sessions
 
-    def drawn(first, sessions):
+    def finish(first, sessions):
         turns = list(first)
         while len(turns) < len(sessions):
             turns += engine.advance()
@@ -205,8 +205,8 @@ def test_a_pause_ends_the_call_after_the_present_step_and_changes_no_draw(model)
             engine.close(session)
         return [found[session] for session in sessions]
 
-    expected = drawn([], asked(*range(3)))
-    sessions = asked(*range(4))
+    expected = finish([], request_turns(*range(3)))
+    sessions = request_turns(*range(4))
     before = engine.counters["forward_passes"]
     first = engine.advance(lambda: True)
     one = engine.counters["forward_passes"]
@@ -214,7 +214,7 @@ def test_a_pause_ends_the_call_after_the_present_step_and_changes_no_draw(model)
     assert engine.counters["forward_passes"] == one + 1
     assert one > before
     engine.close(sessions.pop())
-    assert drawn(first, sessions) == expected
+    assert finish(first, sessions) == expected
     assert engine.advance() == []
 
 
@@ -222,17 +222,17 @@ def test_a_pause_ends_the_call_after_the_present_step_and_changes_no_draw(model)
     "values",
     [{"temperature": 1e-320}, {"temperature": math.nan}, {"temperature": math.inf}, {"top_k": 2**63}, {"top_p": math.nan}],
 )
-def test_sampling_that_has_no_finite_numbers_is_refused(values):
-    """Contract: what would break the engine for all that it plays is refused where it is made."""
+def test_invalid_sampling_parameters_are_rejected(values):
+    """Contract: values that would break the engine for all its sessions are rejected when `Sampling` is made."""
     with pytest.raises(ValueError, match=r"bad sampling .*temperature 0 or at least 0\.001"):
         Sampling(**values)
 
 
-def test_turns_end_at_the_stop_token_the_limit_or_the_context(model):
+def test_turn_ends_at_stop_token_limit_or_context(model):
     always = copy.deepcopy(model)
     with torch.no_grad():
         always.model.norm.weight.zero_()
-    # All logits are 0 then: greedy takes token 0.
+    # All logits are 0, so greedy sampling takes token 0.
     engine = TorchEngine(always, [0], slots=4, max_length=16)
     session = engine.open([5] * 4)
     engine.request(session, 1, Sampling(0.0, max_tokens=6))
@@ -250,7 +250,7 @@ def test_turns_end_at_the_stop_token_the_limit_or_the_context(model):
     assert reasons == [(6, "length"), (6, "context"), (0, "context"), (0, "context")]
 
 
-def test_misuse_is_refused_with_the_reason(model):
+def test_misuse_is_rejected_with_the_reason(model):
     engine = engine_of(model, slots=4, max_length=32)
     with pytest.raises(ValueError, match="at most max_length = 32"):
         engine.open([5] * 33)
@@ -280,7 +280,7 @@ def test_misuse_is_refused_with_the_reason(model):
         engine_of(changed)
 
 
-def test_closing_while_others_run_frees_the_slot(model, crowd):
+def test_closing_a_running_session_frees_its_slot(model, batched):
     engine = engine_of(model, slots=8, batch_share=0.01)
     sessions = {engine.open(prompt(name)): name for name in range(8)}
     for session, name in sessions.items():
@@ -295,7 +295,7 @@ def test_closing_while_others_run_frees_the_slot(model, crowd):
         found.update({turn.session: turn for turn in turns})
     assert set(found) == set(sessions) - {left[0]}
     for session, turn in found.items():
-        assert (turn.token_ids, turn.logprobs, turn.stop_reason) == crowd[sessions[session], 0]
+        assert (turn.token_ids, turn.logprobs, turn.stop_reason) == batched[sessions[session], 0]
 
 
 def test_counters_count_tokens(model):
@@ -316,12 +316,12 @@ def test_counters_count_tokens(model):
         engine.snapshot(session)
 
 
-def test_reading_gives_the_models_own_states_whoever_else_is_read(model):
-    """Contract: `read` returns the hidden state after each session's last token, that of the model itself to 1e-5, and bit for
-    bit the same alone and among more sessions than slots."""
-    crowd = TorchEngine(model, [STOP], slots=4, max_length=300)
-    sessions = [crowd.open(prompt(name)) for name in range(11)]
-    states = crowd.read(sessions)
+def test_read_returns_the_models_hidden_states(model):
+    """Contract: `read` returns the hidden state after each session's last token: the model's to 1e-5, and the same bits alone and
+    among more sessions than slots."""
+    batched = TorchEngine(model, [STOP], slots=4, max_length=300)
+    sessions = [batched.open(prompt(name)) for name in range(11)]
+    states = batched.read(sessions)
     for name in (0, 4, 10):
         alone = TorchEngine(model, [STOP], slots=4, max_length=300)
         (state,) = alone.read([alone.open(prompt(name))])
@@ -329,14 +329,14 @@ def test_reading_gives_the_models_own_states_whoever_else_is_read(model):
         with torch.no_grad():
             own = model.base_model(input_ids=torch.tensor([prompt(name)])).last_hidden_state[0, -1]
         assert state == pytest.approx(own.numpy(), abs=1e-5)
-    fed = crowd.counters["fed_tokens"]
-    assert all((first == again).all() for first, again in zip(states, crowd.read(sessions), strict=True))
-    assert crowd.counters["fed_tokens"] == fed, "what was read is not fed again"
+    fed = batched.counters["fed_tokens"]
+    assert all((first == again).all() for first, again in zip(states, batched.read(sessions), strict=True))
+    assert batched.counters["fed_tokens"] == fed, "a repeated read feeds nothing"
 
 
-def test_a_turn_after_reading_comes_out_of_the_same_pass(model):
-    """Contract: turns asked for after `read`, of the session or of copies of it, are those it would take anyway, and feed nothing
-    to begin with; a session that grew in between is read anew."""
+def test_turn_after_read_needs_no_further_pass(model):
+    """Contract: turns requested after `read`, of the session or of its copies, are unchanged and start without a forward pass; a
+    session that was extended in between is read anew."""
     plain = TorchEngine(model, [STOP], slots=4, max_length=300)
     expected = []
     for key in range(3):
@@ -360,9 +360,9 @@ def test_a_turn_after_reading_comes_out_of_the_same_pass(model):
     assert (before != after).any()
 
 
-def test_reading_leaves_turns_under_way_alone(model):
-    """Contract: with all slots but one in the middle of a turn, several sessions are read through that one; the turns go on as
-    they would have."""
+def test_read_does_not_change_running_turns(model):
+    """Contract: with all slots but one in the middle of a turn, several sessions are read through that one, and the turns do not
+    change."""
 
     def turns(reading: bool) -> dict[int, tuple[int, ...]]:
         engine = TorchEngine(model, [], slots=4, max_length=300, batch_share=0.01)

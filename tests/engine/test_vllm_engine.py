@@ -1,5 +1,5 @@
-"""stages.engine.vllm_engine: what vLLM is asked for and how its answers are read, with a stand-in for vLLM; and, where vLLM and a
-CUDA device are there, episodes of the shipped model whose log-probabilities are those of its weights."""
+"""stages.engine.vllm_engine: requests to vLLM and parsing of its replies, with a stub of vLLM; where vLLM and a CUDA device are
+available, also episodes of the shipped model, whose log-probabilities equal those of its weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stages.engine.engine import EngineError, Sampling
 from stages.runtime.resources import EngineParams, Resources
 
 ROOT = Path(__file__).resolve().parents[2]
-HERE = importlib.util.find_spec("vllm") is not None and torch.cuda.is_available()
+AVAILABLE = importlib.util.find_spec("vllm") is not None and torch.cuda.is_available()
 SAMPLING = Sampling(0.8, 0.9, 20, 8)
 STOP = 3
 
@@ -30,17 +30,18 @@ def settings(device: str = "cpu", **engine: Any) -> EngineSettings:
     return EngineSettings.of(Resources(slots=8, device=device, engine=params), 160)
 
 
-class StandIn:
-    """vllm.LLMEngine's methods that the back end calls: each request draws two tokens and the end of the turn, one a step."""
+class StubEngine:
+    """vllm.LLMEngine's methods that the back end calls: each request draws two tokens and the end of the turn, one request per
+    step."""
 
     def __init__(self, arguments: Any) -> None:
-        self.arguments, self.lacking = arguments, False
+        self.arguments, self.omit_logprobs = arguments, False
         self.waiting: list[tuple[str, Any, Any]] = []
-        self.asked: list[Any] = []
+        self.requested: list[Any] = []
 
     def add_request(self, request_id: str, prompt: Any, params: Any, lora_request: Any = None) -> None:
         self.waiting.append((request_id, prompt, params))
-        self.asked.append(params)
+        self.requested.append(params)
 
     def abort_request(self, request_ids: list[str]) -> None:
         self.waiting = [request for request in self.waiting if request[0] not in request_ids]
@@ -51,18 +52,20 @@ class StandIn:
     def step(self) -> list[Any]:
         name, prompt, params = self.waiting.pop(0)
         ids = [prompt["prompt_token_ids"][-1], 9, *params.stop_token_ids]
-        logprobs = None if self.lacking else [{token: SimpleNamespace(logprob=-0.5 * place)} for place, token in enumerate(ids)]
+        logprobs = (
+            None if self.omit_logprobs else [{token: SimpleNamespace(logprob=-0.5 * place)} for place, token in enumerate(ids)]
+        )
         completion = SimpleNamespace(token_ids=ids, logprobs=logprobs, finish_reason="stop")
         return [SimpleNamespace(request_id=name, finished=True, outputs=[completion])]
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> list[StandIn]:
-    """The engines that are made."""
-    made: list[StandIn] = []
+def engine(monkeypatch: pytest.MonkeyPatch) -> list[StubEngine]:
+    """The stub engines made so far."""
+    made: list[StubEngine] = []
 
-    def from_engine_args(arguments: Any) -> StandIn:
-        made.append(StandIn(arguments))
+    def from_engine_args(arguments: Any) -> StubEngine:
+        made.append(StubEngine(arguments))
         return made[-1]
 
     def keep(**values: Any) -> Any:
@@ -84,9 +87,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> list[StandIn]:
     return made
 
 
-def test_a_turn_is_asked_for_with_its_own_seed_and_read_with_its_log_probabilities(
-    engine: list[StandIn], tiny_policy: Path
-) -> None:
+def test_each_turn_has_its_own_seed_and_logprobs(engine: list[StubEngine], tiny_policy: Path) -> None:
     player = open_player(tiny_policy, settings(check_turns=0))
     (made,) = engine
     assert (made.arguments.model, made.arguments.logprobs_mode) == (str(tiny_policy), "processed_logprobs")
@@ -95,10 +96,10 @@ def test_a_turn_is_asked_for_with_its_own_seed_and_read_with_its_log_probabiliti
     for key, session in enumerate(sessions):
         player.engine.request(session, key, SAMPLING)
     turns = {turn.session: turn for turn in [*player.engine.advance(), *player.engine.advance()]}
-    assert len({params.seed for params in made.asked}) == 2
-    for asked in made.asked:
-        assert (asked.temperature, asked.top_p, asked.top_k, asked.max_tokens) == (0.8, 0.9, 20, 8)
-        assert asked.stop_token_ids == [player.chat.end_of_turn]
+    assert len({params.seed for params in made.requested}) == 2
+    for requested in made.requested:
+        assert (requested.temperature, requested.top_p, requested.top_k, requested.max_tokens) == (0.8, 0.9, 20, 8)
+        assert requested.stop_token_ids == [player.chat.end_of_turn]
     for last, session in zip((7, 8), sessions, strict=True):
         assert turns[session].token_ids == (last, 9, player.chat.end_of_turn)
         assert turns[session].logprobs == (0.0, -0.5, -1.0)
@@ -106,7 +107,7 @@ def test_a_turn_is_asked_for_with_its_own_seed_and_read_with_its_log_probabiliti
     player.close()
 
 
-def test_what_is_closed_in_the_middle_of_a_turn_is_aborted(engine: list[StandIn], tiny_policy: Path) -> None:
+def test_closing_mid_turn_aborts_the_request(engine: list[StubEngine], tiny_policy: Path) -> None:
     player = open_player(tiny_policy, settings(check_turns=0))
     sessions = [player.engine.open([5, last]) for last in (6, 7)]
     for session in sessions:
@@ -120,23 +121,23 @@ def test_what_is_closed_in_the_middle_of_a_turn_is_aborted(engine: list[StandIn]
     player.close()
 
 
-def test_tokens_without_log_probabilities_are_refused(engine: list[StandIn], tiny_policy: Path) -> None:
+def test_tokens_omit_logprobs_are_rejected(engine: list[StubEngine], tiny_policy: Path) -> None:
     player = open_player(tiny_policy, settings(check_turns=0))
-    engine[0].lacking = True
+    engine[0].omit_logprobs = True
     player.engine.request(player.engine.open([5, 6]), 1, SAMPLING)
     with pytest.raises(EngineError, match="3 tokens but no log-probability"):
         player.engine.advance()
 
 
-@pytest.mark.skipif(HERE, reason="vLLM is installed")
-def test_without_vllm_the_message_says_how_to_get_it(tiny_policy: Path) -> None:
+@pytest.mark.skipif(AVAILABLE, reason="vLLM is installed")
+def test_missing_vllm_error_says_how_to_install_it(tiny_policy: Path) -> None:
     with pytest.raises(EngineError, match=r"pip install 'bellwether\[vllm\]'"):
         open_player(tiny_policy, settings())
 
 
-@pytest.mark.skipif(not HERE, reason="needs a CUDA device and the extra `vllm`, in an environment of its own")
-def test_vllm_plays_the_shipped_model_with_the_log_probabilities_of_its_weights() -> None:
-    """The check of the first turns runs over all of them; what is drawn depends on the seeds, and repeats."""
+@pytest.mark.skipif(not AVAILABLE, reason="needs a CUDA device and the extra `vllm`, in an environment of its own")
+def test_vllm_logprobs_equal_those_of_the_weights() -> None:
+    """`check_turns` compares all turns with the weights; draws depend on the seeds and repeat."""
     runs = []
     for _ in range(2):
         player = open_player(ROOT / "data" / "base", settings("cuda", check_turns=64, gpu_memory=0.3))

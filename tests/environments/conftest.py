@@ -1,4 +1,4 @@
-"""A sandbox for the environments whose programs run in one; without one on this machine, what needs it is skipped."""
+"""A sandbox for environments that run programs; their tests are skipped if none is available."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from stages.sandbox.probe import fault
 
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[Sandbox]:
-    lacking = {name: fault(name) for name in SAFE}
-    if all(lacking.values()):
-        pytest.skip("no sandbox on this machine: " + "; ".join(f"{name}: {why}" for name, why in lacking.items()))
+    unavailable = {name: fault(name) for name in SAFE}
+    if all(unavailable.values()):
+        pytest.skip("no sandbox on this machine: " + "; ".join(f"{name}: {why}" for name, why in unavailable.items()))
     opened = Sandbox(SandboxSettings(steps=20_000))
     yield opened
     opened.close()

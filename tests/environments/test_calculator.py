@@ -61,7 +61,7 @@ def play_expert(domain: CalculatorDomain, environment: CalculatorEnvironment, ta
             return step.reward, actions
 
 
-def test_contracts_are_met(domain: CalculatorDomain, tmp_path: Path) -> None:
+def test_implements_domain_and_environment_protocols(domain: CalculatorDomain, tmp_path: Path) -> None:
     assert isinstance(domain, Domain)
     assert isinstance(domain.make(tmp_path), Environment)
     assert isinstance(load_domain("calculator", {"largest_operand": 9}), CalculatorDomain)
@@ -80,7 +80,7 @@ def test_contracts_are_met(domain: CalculatorDomain, tmp_path: Path) -> None:
     ],
 )
 def test_expressions_by_hand(text: str, result: int, steps: list[str]) -> None:
-    """Precedence and brackets are arithmetic's own; what can be read off needs no tool."""
+    """Standard precedence and brackets; trivial operations need no tool."""
     expression = parse(text)
     assert write(expression) == text
     assert value(expression) == result
@@ -88,20 +88,20 @@ def test_expressions_by_hand(text: str, result: int, steps: list[str]) -> None:
     assert next_operation(simplify(expression, {})) == (steps[0] if steps else None)
 
 
-def test_writing_and_reading_are_inverse_for_drawn_expressions(domain: CalculatorDomain) -> None:
+def test_parse_and_write_are_inverse(domain: CalculatorDomain) -> None:
     for record in domain.recipes(416, 11):
         expression = parse(record["expression"])
         assert write(expression) == record["expression"]
-        assert value(expression) == eval(record["expression"])  # its own source, made a line above
+        assert value(expression) == eval(record["expression"])  # safe: the recipes generated it
 
 
-def test_canonical_forgets_the_order_of_terms_alone() -> None:
+def test_canonical_ignores_only_the_order_of_terms() -> None:
     assert canonical(parse("2+3*4")) == canonical(parse("4*3+2"))
     assert canonical(parse("7-3")) != canonical(parse("3-7"))
     assert canonical(parse("(2+3)*4")) != canonical(parse("2+3*4"))
 
 
-def test_what_can_be_read_off() -> None:
+def test_trivial_results() -> None:
     for one, result in ((("+", 0, 7), 7), (("-", 7, 0), 7), (("-", 7, 7), 0), (("*", 1, 7), 7), (("*", 7, 0), 0)):
         assert trivial_result(*one) == result
     for one in (("+", 1, 7), ("-", 0, 7), ("-", 1, 7), ("*", 2, 7)):
@@ -111,12 +111,12 @@ def test_what_can_be_read_off() -> None:
 @pytest.mark.parametrize(
     "text", ["", "2**9", "2/3", "a+1", "1.5+2", "True+1", "__import__('os')", "(2+3", f"1+{10**18}", "1+" * 101 + "1"]
 )
-def test_nothing_but_whole_numbers_and_three_operators_is_read(text: str) -> None:
+def test_parse_accepts_only_integers_and_three_operators(text: str) -> None:
     with pytest.raises(ValueError, match="expression"):
         parse(text)
 
 
-def test_expert_solves_every_item_and_uses_the_tool_where_it_is_needed(
+def test_expert_solves_every_task_and_uses_the_tool_only_if_needed(
     domain: CalculatorDomain, tasks: list[Task], tmp_path: Path
 ) -> None:
     environment = domain.make(tmp_path)
@@ -127,8 +127,8 @@ def test_expert_solves_every_item_and_uses_the_tool_where_it_is_needed(
         assert domain.expert(environment) is None
 
 
-def test_the_tool_is_optional(domain: CalculatorDomain, tmp_path: Path) -> None:
-    """Hard items may be answered straight away, and easy ones may be calculated."""
+def test_tool_is_optional(domain: CalculatorDomain, tmp_path: Path) -> None:
+    """Hard tasks may be answered directly, and easy ones may be calculated."""
     environment = domain.make(tmp_path)
     for actions, cost in ((["answer 85"], 0.0), (["key 47+38", "answer 85"], 1.0), (["key 38 + 47", "answer 85"], 1.0)):
         environment.reset(item(domain, "47+38"))
@@ -139,7 +139,7 @@ def test_the_tool_is_optional(domain: CalculatorDomain, tmp_path: Path) -> None:
     assert environment.step("key 47*1").observation.text == "= 47"
 
 
-def test_the_calculator_by_hand(domain: CalculatorDomain, tmp_path: Path) -> None:
+def test_key_actions_by_hand(domain: CalculatorDomain, tmp_path: Path) -> None:
     environment = domain.make(tmp_path)
     environment.reset(item(domain, "47+38"))
     for text, shown in (("47+38", "= 85"), ("3-8", "= -5"), ("-5 * 4", "= -20"), ("3--5", "= 8"), ("7-(-2)", "= 9")):
@@ -152,7 +152,7 @@ def test_the_calculator_by_hand(domain: CalculatorDomain, tmp_path: Path) -> Non
         )
 
 
-def test_reward_terms_and_what_was_worked_out(tmp_path: Path, domain: CalculatorDomain) -> None:
+def test_reward_terms_by_hand(tmp_path: Path, domain: CalculatorDomain) -> None:
     task = item(domain, "(47+38)*2-12")
     for reward, given, expected in (
         ("exact_match", "0158.", 1.0),
@@ -170,7 +170,7 @@ def test_reward_terms_and_what_was_worked_out(tmp_path: Path, domain: Calculator
         assert step.terms["worked"] == pytest.approx(1 / 3)
 
 
-def test_progress_pays_each_operation_once_and_adds_up_to_one(tmp_path: Path) -> None:
+def test_progress_reward_counts_each_operation_once_and_sums_to_one(tmp_path: Path) -> None:
     domain = CalculatorDomain(CalculatorSettings(reward="progress"))
     environment = domain.make(tmp_path)
     for answer, last in (("158", 1 - 512 / 1024), ("157", 0.0)):
@@ -193,7 +193,7 @@ def test_scoring_by_hand() -> None:
     assert digit_share("many", "158") == 0.0
 
 
-def test_unknown_actions_change_nothing_but_the_turn_counter(domain: CalculatorDomain, tasks: list[Task], tmp_path: Path) -> None:
+def test_unknown_actions_only_advance_the_turn_counter(domain: CalculatorDomain, tasks: list[Task], tmp_path: Path) -> None:
     environment = domain.make(tmp_path)
     environment.reset(tasks[0])
     key = environment.state_key()
@@ -204,7 +204,7 @@ def test_unknown_actions_change_nothing_but_the_turn_counter(domain: CalculatorD
     assert environment.snapshot().turns == 5
 
 
-def test_turn_limit_truncates_unless_the_last_turn_answers(tasks: list[Task], tmp_path: Path) -> None:
+def test_turn_limit_truncates_unless_last_turn_answers(tasks: list[Task], tmp_path: Path) -> None:
     environment = CalculatorDomain(CalculatorSettings(max_turns=2)).make(tmp_path)
     environment.reset(tasks[0])
     environment.step("key 2+2")
@@ -219,7 +219,7 @@ def test_turn_limit_truncates_unless_the_last_turn_answers(tasks: list[Task], tm
     assert (step.terminated, step.truncated, step.reward) == (True, False, 1.0)
 
 
-def test_snapshot_and_restore_give_the_same_future(domain: CalculatorDomain, tasks: list[Task], tmp_path: Path) -> None:
+def test_restored_snapshot_continues_identically(domain: CalculatorDomain, tasks: list[Task], tmp_path: Path) -> None:
     task = next(task for task in tasks if task.difficulty == 3)
     environment, other = domain.make(tmp_path), domain.make(tmp_path)
     environment.reset(task)
@@ -237,7 +237,7 @@ def test_snapshot_and_restore_give_the_same_future(domain: CalculatorDomain, tas
         environment.restore(state)
 
 
-def test_state_key_forgets_order_and_repetition(domain: CalculatorDomain, tmp_path: Path) -> None:
+def test_state_key_ignores_order_and_repetition(domain: CalculatorDomain, tmp_path: Path) -> None:
     keys = set()
     for order in (["2+3", "4*5"], ["4*5", "2+3"], ["2+3", "4*5", "2+3"]):
         environment = domain.make(tmp_path)
@@ -248,7 +248,7 @@ def test_state_key_forgets_order_and_repetition(domain: CalculatorDomain, tmp_pa
     assert len(keys) == 1
 
 
-def test_recipes_mix_operations_and_keep_expressions_apart(domain: CalculatorDomain) -> None:
+def test_recipes_mix_operations_and_separate_splits(domain: CalculatorDomain) -> None:
     records = list(domain.recipes(520, 7))
     assert Counter(record["split"] for record in records) == {"train": 240, "valid": 30, "test": 250}
     assert Counter(domain.record_difficulty(record) for record in records) == {0: 104, 1: 104, 2: 208, 3: 104}
@@ -259,7 +259,7 @@ def test_recipes_mix_operations_and_keep_expressions_apart(domain: CalculatorDom
         assert all(2 <= result <= 999 for result in results), record
 
 
-def test_recipes_follow_the_settings() -> None:
+def test_recipes_follow_settings() -> None:
     settings = CalculatorSettings(operations={2: 1.0, 0: 0.0}, operators=["+"], largest_operand=9, largest_result=20)
     domain = CalculatorDomain(settings)
     for record in domain.recipes(52, 0):
@@ -269,13 +269,13 @@ def test_recipes_follow_the_settings() -> None:
     assert domain.recipe_kinds() == {"operations 2"}
 
 
-def test_recipes_that_run_out_say_what_to_change() -> None:
+def test_exhausted_recipes_error_names_the_setting() -> None:
     domain = CalculatorDomain(CalculatorSettings(operations={0: 1.0}, operators=["-"], largest_operand=9))
     with pytest.raises(ValueError, match=r"no more different .*largest_operand"):
         list(domain.recipes(52, 0))
 
 
-def test_splits_have_their_shares() -> None:
+def test_split_sizes_follow_shares() -> None:
     counts = Counter(split_of(Operation("+", a, b)) for a in range(2, 100) for b in range(a, 100))
     total = sum(counts.values())
     for split, share in SHARES.items():
@@ -289,15 +289,15 @@ def test_train_and_test_share_no_entities(domain: CalculatorDomain, tasks: list[
     assert not train & test
 
 
-def test_no_single_answer_is_often_right(domain: CalculatorDomain, tmp_path: Path) -> None:
-    """Guessing is worth nothing: the best constant answer succeeds on under 5 % of the shipped test items."""
+def test_constant_answer_succeeds_in_under_5_percent(domain: CalculatorDomain, tmp_path: Path) -> None:
+    """Guessing does not pay: the bound holds for the best constant answer to the shipped test items."""
     lines = (ROOT / "data/raw/calculator.jsonl").read_text(encoding="utf-8").splitlines()
     test = [task for task in domain.build([json.loads(line) for line in lines], tmp_path, 1) if task.split == "test"]
     assert len(test) >= 200
     assert max(Counter(task.spec["answer"] for task in test).values()) / len(test) < 0.05
 
 
-def test_shipped_records_are_what_the_recipes_make() -> None:
+def test_shipped_records_equal_recipes() -> None:
     domain = configured_domain("calculator", load_params(ROOT / "params.yaml"))
     lines = (ROOT / "data/raw/calculator.jsonl").read_text(encoding="utf-8").splitlines()
     records = [json.loads(line) for line in lines]
@@ -308,8 +308,8 @@ def test_shipped_records_are_what_the_recipes_make() -> None:
         domain.check(record)
 
 
-def test_what_is_left_can_be_shown(tmp_path: Path) -> None:
-    """show_rest: after an operation of the item its result stands in what is left; any other operation shows its result alone."""
+def test_show_rest_displays_the_remaining_expression(tmp_path: Path) -> None:
+    """The result of an operation of the task is shown within the remaining expression, that of any other operation alone."""
     domain = CalculatorDomain(CalculatorSettings(show_rest=True))
     environment = domain.make(tmp_path)
     environment.reset(item(domain, "47+38-12-0"))
@@ -318,7 +318,7 @@ def test_what_is_left_can_be_shown(tmp_path: Path) -> None:
     assert environment.step("answer 73").reward == 1.0
 
 
-def test_brackets_and_the_smallest_number_are_settings() -> None:
+def test_brackets_and_smallest_settings() -> None:
     domain = CalculatorDomain(CalculatorSettings(brackets=False, smallest=10, largest_result=99, operators=["+", "-"]))
     for record in domain.recipes(104, 0):
         assert "(" not in record["expression"]
@@ -326,8 +326,9 @@ def test_brackets_and_the_smallest_number_are_settings() -> None:
         assert all(10 <= number <= 99 for number in numbers), record
 
 
-def test_the_base_models_tokenizer_reads_every_number_in_pairs_of_digits(tasks: list[Task]) -> None:
-    """What is copied from a prompt is made of the same tokens wherever it stands, and no text is unknown to the tokenizer."""
+def test_tokenizer_splits_numbers_into_pairs_of_digits(tasks: list[Task]) -> None:
+    """Numbers have the same tokens wherever they occur, so that they can be copied from the prompt; no text is unknown to the
+    tokenizer."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "data/base")
@@ -339,7 +340,7 @@ def test_the_base_models_tokenizer_reads_every_number_in_pairs_of_digits(tasks: 
         assert all(len(piece) <= 2 for piece in digits)
 
 
-def test_instructions_are_a_switch(tmp_path: Path) -> None:
+def test_instructions_setting_adds_instructions_to_the_prompt(tmp_path: Path) -> None:
     domain = CalculatorDomain(CalculatorSettings(instructions=True))
     task = domain.build(list(domain.recipes(1, 0)), tmp_path, 1)[0]
     assert "key <number>" in task.prompt
@@ -358,13 +359,13 @@ def test_instructions_are_a_switch(tmp_path: Path) -> None:
         ({"task_id": ""}, "'task_id' is empty"),
     ],
 )
-def test_check_names_what_is_wrong(domain: CalculatorDomain, change: dict, message: str) -> None:
+def test_check_error_names_the_problem(domain: CalculatorDomain, change: dict, message: str) -> None:
     record = next(domain.recipes(1, 0))
     with pytest.raises(ValueError, match=message):
         domain.check({**record, **change})
 
 
-def test_bad_settings_and_use_say_what_to_do(domain: CalculatorDomain, tmp_path: Path) -> None:
+def test_invalid_settings_and_misuse_errors_name_the_cause(domain: CalculatorDomain, tmp_path: Path) -> None:
     for settings, message in (
         ({"largest_operand": 1}, "largest_operand"),
         ({"operations": {1: 0}}, "at least one weight"),

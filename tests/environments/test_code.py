@@ -1,4 +1,4 @@
-"""Programs with unit tests: families, solutions and near misses, contamination, rewards, repair."""
+"""The code domain: families, solutions and near misses, contamination, rewards, repair."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ def tasks(records: list[dict]) -> list[Task]:
     return [domain.task(record, {}) for record in records]
 
 
-def made(settings: CodeSettings, sandbox: Sandbox) -> tuple[CodeDomain, Environment]:
-    """A domain whose programs run in `sandbox`, and an environment of it."""
+def make(settings: CodeSettings, sandbox: Sandbox) -> tuple[CodeDomain, Environment]:
+    """A domain whose programs run in `sandbox`, and its environment."""
     domain = CodeDomain(settings)
     domain.__dict__["_judge"] = Judge(sandbox)
     return domain, domain.make(Path())
 
 
-def by_hand(**changes) -> Task:
-    """The sum of the numbers above 3, with tests that tell most of the mistakes one can make."""
+def hand_task(**changes) -> Task:
+    """The sum of the numbers above 3, with tests that catch most mistakes."""
     spec = {
         "family": "by hand",
         "text": "",
@@ -71,7 +71,7 @@ def by_hand(**changes) -> Task:
 
 
 def drawn_problem(family: Family, rng: Random) -> Problem:
-    """Some constants leave no tests that differ."""
+    """Retries, since some constants leave too few distinct tests."""
     for _ in range(50):
         with suppress(ValueError):
             return make_problem(family, family.constants(rng), 0, 2, 4)
@@ -81,7 +81,7 @@ def drawn_problem(family: Family, rng: Random) -> Problem:
 # ---- families --------------------------------------------------------------------------------------------------------------
 
 
-def test_every_piece_occurs_in_training_and_every_family_in_one_split() -> None:
+def test_training_families_cover_every_piece() -> None:
     pieces: dict[str, set[str]] = defaultdict(set)
     for family in families().values():
         pieces[family.split] |= {f"{family.kind} {piece.name}" for piece in family.pieces}
@@ -89,8 +89,8 @@ def test_every_piece_occurs_in_training_and_every_family_in_one_split() -> None:
     assert {family.level for family in families().values() if family.split == "test"} == {1, 2, 3}
 
 
-def test_solutions_of_all_styles_agree_and_near_misses_do_not_pass() -> None:
-    """Contract: for every family, in-process on its own expressions; bodies are run in the sandbox below."""
+def test_solutions_of_all_styles_pass_and_near_misses_cover_outcomes() -> None:
+    """Contract: holds for every family; generated expressions run in this process, programs in the sandbox below."""
     rng, seen = Random(0), Counter()
     for family in families().values():
         problem = drawn_problem(family, rng)
@@ -112,14 +112,14 @@ def test_solutions_of_all_styles_agree_and_near_misses_do_not_pass() -> None:
     assert set(seen) == {*STYLES, "fail", "error", "compile_error"}
 
 
-def test_no_constant_answer_passes(tasks: list[Task]) -> None:
-    """Contract: what tests expect differs, so that a program that ignores its argument is told."""
+def test_tests_of_a_task_expect_different_values(tasks: list[Task]) -> None:
+    """Contract: a program that ignores its argument fails."""
     for task in tasks:
         expected = {test.rpartition(" == ")[2] for test in (*task.spec["shown"], *task.spec["hidden"])}
         assert len(expected) > 1, task.prompt
 
 
-def test_the_same_recipe_is_the_same_problem(records: list[dict], tasks: list[Task]) -> None:
+def test_same_recipe_gives_same_problem(records: list[dict], tasks: list[Task]) -> None:
     assert [CodeDomain().task(record, {}) for record in records[:20]] == tasks[:20]
     assert CodeDomain().task({**records[0], "seed": 1}, {}) != tasks[0]
 
@@ -141,7 +141,7 @@ def test_problem_by_hand() -> None:
     assert evaluated(compiled("a+b"), ("a", "b"), [1, 2]) == 3
 
 
-def test_recipes_mix_levels_and_keep_splits_in_proportion() -> None:
+def test_recipes_mix_levels_and_keep_split_proportions() -> None:
     domain = CodeDomain()
     records = list(domain.recipes(520, 7))
     assert Counter(record["split"] for record in records) == {"train": 240, "valid": 30, "test": 250}
@@ -160,7 +160,7 @@ def test_recipes_mix_levels_and_keep_splits_in_proportion() -> None:
         next(CodeDomain(CodeSettings(kinds=("word",), levels={3: 1.0})).recipes(1, 0))
 
 
-def test_shipped_records_are_what_the_recipes_make() -> None:
+def test_shipped_records_equal_recipes() -> None:
     domain = configured_domain("code", load_params(ROOT / "params.yaml"))
     lines = (ROOT / "data/raw/code.jsonl").read_text(encoding="utf-8").splitlines()
     records = [json.loads(line) for line in lines]
@@ -172,8 +172,8 @@ def test_shipped_records_are_what_the_recipes_make() -> None:
 # ---- contamination ---------------------------------------------------------------------------------------------------------
 
 
-def test_no_solution_of_a_test_family_is_one_of_a_training_family() -> None:
-    """Contract: over all families, styles and some constants: fingerprints of one split occur in no other."""
+def test_solution_fingerprints_do_not_cross_splits() -> None:
+    """Contract: over all families, styles and some constants."""
     rng = Random(3)
     owners: dict[str, set[str]] = defaultdict(set)
     for family in families().values():
@@ -184,8 +184,9 @@ def test_no_solution_of_a_test_family_is_one_of_a_training_family() -> None:
     assert all(len(splits) == 1 for splits in owners.values())
 
 
-def test_functions_are_told_apart_by_what_they_give() -> None:
-    """Contract: other forms of a function are the same function, mirrored choices and longer sums among them."""
+def test_behaviour_identifies_equivalent_functions() -> None:
+    """Contract: functions with equal results are the same, however they are written, such as mirrored conditions or longer
+    sums."""
     same = [("choice", "a+2 if a>4 else a", "a if a<5 else a+2"), ("number", "a+5-3", "a+2"), ("number", "(a+3)//3", "a//3+1")]
     same += [("list", "sum(b*3 for b in a)", "sum(b for b in a)*3"), ("word", "a[:3][:2]", "a[:2]")]
     for kind, one, other in same:
@@ -196,13 +197,13 @@ def test_functions_are_told_apart_by_what_they_give() -> None:
     assert behaviour("number", ("a", "b"), "a-b") != behaviour("number", ("a", "b"), "a-b*1%9")
 
 
-def test_a_mirrored_problem_is_an_overlap() -> None:
+def test_mirrored_problem_counts_as_overlap() -> None:
     domain = CodeDomain()
     record = {"task_id": "one", "split": "test", "family": "choice:above:plus:itself", "constants": [4, 2, 5], "seed": 0}
     function = f"function {behaviour('choice', ('a',), 'a if a<5 else a+2')}"
     record["split"] = families()[record["family"]].split
     assert function in domain.entities(domain.task(record, {}))
-    mirror = by_hand(family="choice:below:itself:plus", references=[{"style": "expression", "source": "a if a<5 else a+2"}])
+    mirror = hand_task(family="choice:below:itself:plus", references=[{"style": "expression", "source": "a if a<5 else a+2"}])
     assert function in domain.entities(mirror)
 
 
@@ -215,12 +216,12 @@ def test_a_mirrored_problem_is_an_overlap() -> None:
         ("number:times", "number:times:times"),
     ],
 )
-def test_families_that_solve_each_other_are_of_one_split(one: str, other: str) -> None:
+def test_equivalent_families_share_a_split(one: str, other: str) -> None:
     assert families()[one].split == families()[other].split
 
 
-def test_no_function_of_the_shipped_tests_is_one_of_training() -> None:
-    """Contract: whatever it is written like; over all records of the file, with the settings that made them."""
+def test_shipped_functions_do_not_cross_splits() -> None:
+    """Contract: compared by behaviour, over all records of the file, with the settings that made them."""
     owners: dict[str, set[str]] = defaultdict(set)
     for line in (ROOT / "data/raw/code.jsonl").read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
@@ -231,7 +232,7 @@ def test_no_function_of_the_shipped_tests_is_one_of_training() -> None:
     assert all(len(splits) == 1 for splits in owners.values())
 
 
-def test_shipped_train_and_test_share_nothing(tasks: list[Task]) -> None:
+def test_splits_share_no_entities(tasks: list[Task]) -> None:
     domain = CodeDomain()
     assert task_faults(tasks, domain, 640) == {}
     names = [set().union(*(domain.entities(task) for task in tasks if task.split == split)) for split in SPLITS]
@@ -239,15 +240,17 @@ def test_shipped_train_and_test_share_nothing(tasks: list[Task]) -> None:
     assert not names[2] & (names[0] | names[1])
 
 
-def test_a_training_problem_with_a_test_problems_solution_is_rejected(tasks: list[Task]) -> None:
-    """Contract: renaming and other constants do not hide it; what does is another form of the program, a module where the other
-    is the expression that its function returns."""
+def test_training_problem_with_a_test_solution_is_rejected(tasks: list[Task]) -> None:
+    """Contract: renaming and other constants do not hide the overlap; another form of the program does, here a module instead of
+    the returned expression."""
     tested = next(task for task in tasks if task.split == "test" and task.spec["family"].startswith("list"))
     solution = tested.spec["references"][0]["source"].replace("b", "item")
-    copied = by_hand(
+    copied = hand_task(
         references=[{"style": "given", "source": f"def f(xs):\n    # copied\n    return {solution}".replace("in a", "in xs")}]
     )
-    renamed = by_hand(references=[{"style": "expression", "source": tested.spec["references"][0]["source"].replace("b", "item")}])
+    renamed = hand_task(
+        references=[{"style": "expression", "source": tested.spec["references"][0]["source"].replace("b", "item")}]
+    )
     domain = CodeDomain()
     (reason, detail) = task_faults([tested, renamed], domain, 640)["hand"]
     assert reason == "split_overlap"
@@ -258,13 +261,13 @@ def test_a_training_problem_with_a_test_problems_solution_is_rejected(tasks: lis
 @pytest.mark.parametrize(
     "source", ["1" + " + 1" * 20_000, "1" + " + 1" * 600, "-" * 50_000 + "1", "(" * 5_000 + "1" + ")" * 5_000]
 )
-def test_a_solution_too_deep_to_take_apart_is_its_text(source: str) -> None:
-    """Contract: evaluate tells the solutions of every success apart, and nothing that a policy writes stops it."""
+def test_canonical_form_of_too_deep_solution_is_its_text(source: str) -> None:
+    """Contract: evaluate compares the solutions of successes, and no program that a policy writes stops it."""
     assert canonical(f"{source}\n", "f", ("x",)) == source
     assert canonical("x  +  1", "f", ("x",)) == canonical("return x + 1", "f", ("x",)) != canonical("x + 2", "f", ("x",))
 
 
-def test_fingerprints() -> None:
+def test_fingerprint_ignores_names_constants_and_layout() -> None:
     same = ("def f(x):\n    return x + 1", "def plus(number: int) -> int:\n    '''Adds.'''\n    return number + 25  # more")
     assert fingerprint(same[0]) == fingerprint(same[1])
     assert fingerprint("import math\n" + same[0]) == fingerprint(same[0])
@@ -273,7 +276,7 @@ def test_fingerprints() -> None:
     assert fingerprint("c = a\nreturn c", ("a",)) == fingerprint("k = a\nreturn k", ("a",))
 
 
-def test_phrases() -> None:
+def test_phrases_by_hand() -> None:
     text = "Write a Function that returns the largest of all the numbers of a list."
     assert len(phrases(text)) == 2
     assert phrases(text) & phrases("please " + text.lower().replace("list.", "list"))
@@ -301,9 +304,11 @@ PROGRAMS = [
 
 
 @pytest.mark.parametrize(("action", "outcome", "reward", "text", "share"), PROGRAMS)
-def test_outcomes_and_their_rewards(sandbox: Sandbox, action: str, outcome: str, reward: float, text: str, share: float) -> None:
-    _, environment = made(CodeSettings(rewards=CODERL), sandbox)
-    environment.reset(by_hand())
+def test_outcome_reward_and_message_of_each_program(
+    sandbox: Sandbox, action: str, outcome: str, reward: float, text: str, share: float
+) -> None:
+    _, environment = make(CodeSettings(rewards=CODERL), sandbox)
+    environment.reset(hand_task())
     step = environment.step(action)
     assert (step.observation.text, step.reward, step.terminated, step.truncated) == (text, reward, True, False)
     assert {name for name, value in step.terms.items() if value == 1.0 and name != "tests"} == {outcome}
@@ -313,9 +318,10 @@ def test_outcomes_and_their_rewards(sandbox: Sandbox, action: str, outcome: str,
         environment.step("1")
 
 
-def test_what_tasks_say_of_their_programs_is_so(sandbox: Sandbox, tasks: list[Task]) -> None:
-    """Contract: solutions in every style pass in the sandbox, and near misses come to what the task says, of every kind."""
-    _, environment = made(CodeSettings(), sandbox)
+def test_known_programs_have_the_stated_outcomes(sandbox: Sandbox, tasks: list[Task]) -> None:
+    """Contract: in the sandbox, for each kind of task, solutions in every style pass and near misses have the outcome stated in
+    the task."""
+    _, environment = make(CodeSettings(), sandbox)
     kinds = {
         kind: next(task for task in tasks if task.spec["family"].startswith(kind))
         for kind in ("list", "number", "word", "choice")
@@ -327,9 +333,9 @@ def test_what_tasks_say_of_their_programs_is_so(sandbox: Sandbox, tasks: list[Ta
             assert step.terms[outcome] == 1.0, (task.spec["family"], source, step)
 
 
-def test_repair_shows_the_failing_test_and_counts_the_last_program(sandbox: Sandbox) -> None:
-    _, environment = made(CodeSettings(max_turns=3, rewards=CODERL), sandbox)
-    environment.reset(by_hand())
+def test_repair_shows_failing_test_and_scores_last_program(sandbox: Sandbox) -> None:
+    _, environment = make(CodeSettings(max_turns=3, rewards=CODERL), sandbox)
+    environment.reset(hand_task())
     first = environment.step("sum(a)")
     assert (first.observation.text, first.reward, first.done, first.terms) == ("f([4, 2]) is 6, not 4", 0.0, False, {})
     before = environment.snapshot()
@@ -345,13 +351,13 @@ def test_repair_shows_the_failing_test_and_counts_the_last_program(sandbox: Sand
     assert (given_up.reward, given_up.terminated, given_up.truncated) == (-0.6, False, True)
     environment.restore(before)
     hidden = environment.step("sum(b for b in a if b>=3)")
-    assert (hidden.reward, hidden.terminated) == (-0.3, True), "what passes the tests that are shown is handed in"
+    assert (hidden.reward, hidden.terminated) == (-0.3, True), "a program that passes the shown tests is submitted"
     assert "3, 5" not in hidden.observation.text, "a hidden test is never shown"
 
 
-def test_expert_and_noisy_demonstrations(sandbox: Sandbox, tasks: list[Task]) -> None:
-    """Contract: with turns to repair in, near misses in demonstrations are followed by a solution."""
-    domain, environment = made(CodeSettings(max_turns=3, styles=("loop",)), sandbox)
+def test_noisy_demonstrations_end_with_a_solution(sandbox: Sandbox, tasks: list[Task]) -> None:
+    """Contract: with turns for repair, near misses in demonstrations are followed by a solution."""
+    domain, environment = make(CodeSettings(max_turns=3, styles=("loop",)), sandbox)
     plan = DemonstrationPlan(Curate(noise=0.5), seed=0, max_length=640)
     episodes = [episode for task in tasks[:6] for episode in demonstrate(domain, environment, task, plan).episodes]
     assert all(episode.success for episode in episodes)
@@ -362,11 +368,11 @@ def test_expert_and_noisy_demonstrations(sandbox: Sandbox, tasks: list[Task]) ->
         assert domain.expert(environment) in ([by_style["loop"]] if "loop" in by_style else by_style.values())
 
 
-def test_known_actions_are_the_off_policy_set() -> None:
-    """Contract: solutions in all styles and near misses with the returns of the settings' rewards, without running any; where a
-    mistake may be repaired it is no end, and only solutions are known."""
+def test_known_actions_are_solutions_and_near_misses_with_returns() -> None:
+    """Contract: solutions in all styles and near misses, with the returns of the configured rewards, without running any. With
+    turns for repair a mistake does not end the episode, and only solutions are known."""
     near = [{"mistake": "name", "source": "sum(c)", "outcome": "error"}]
-    task = by_hand(near_misses=[*by_hand().spec["near_misses"], *near])
+    task = hand_task(near_misses=[*hand_task().spec["near_misses"], *near])
     known = dict(CodeDomain(CodeSettings(rewards=CODERL)).known_actions(task))
     assert known == {
         "sum(b for b in a if b>3)": 1.0,
@@ -377,28 +383,28 @@ def test_known_actions_are_the_off_policy_set() -> None:
     assert dict(CodeDomain(CodeSettings(max_turns=3)).known_actions(task)) == {"sum(b for b in a if b>3)": 1.0}
 
 
-def test_players_hand_in_solutions_and_near_misses(sandbox: Sandbox) -> None:
-    """Contract: experts succeed, novices fail, learners err first and repair it where they may."""
-    domain, environment = made(CodeSettings(max_turns=2), sandbox)
+def test_experts_succeed_novices_fail_and_learners_repair(sandbox: Sandbox) -> None:
+    """Contract: learners err first and repair it where they can."""
+    domain, environment = make(CodeSettings(max_turns=2), sandbox)
     assert set(domain.players()) == {"expert", "learner", "novice"}
     rewards: dict[str, list[float]] = defaultdict(list)
     for player in domain.players():
         for game in range(4):
             rng, total, done = Random(game), 0.0, False
-            environment.reset(by_hand())
+            environment.reset(hand_task())
             while not done:
                 step = environment.step(domain.player_action(player, environment, rng))
                 total, done = total + step.reward, step.done
             rewards[player].append(total)
     assert rewards["expert"] == [1.0] * 4
     assert rewards["novice"] == [0.0] * 4
-    assert 1.0 in rewards["learner"], "the bracket is seen and repaired"
-    assert 0.0 in rewards["learner"], "the boundary passes what is shown"
+    assert 1.0 in rewards["learner"], "the missing bracket is reported and repaired"
+    assert 0.0 in rewards["learner"], "the boundary mistake passes the shown tests"
 
 
-def test_admissible_actions_are_solutions_and_near_misses_that_compile(sandbox: Sandbox) -> None:
-    domain, environment = made(CodeSettings(), sandbox)
-    environment.reset(by_hand())
+def test_admissible_actions_are_known_programs_that_compile(sandbox: Sandbox) -> None:
+    domain, environment = make(CodeSettings(), sandbox)
+    environment.reset(hand_task())
     assert isinstance(environment, Environment)
     assert isinstance(domain, Domain)
     assert environment.admissible() == ["sum(b for b in a if b>3)", "sum(b for b in a if b>=3)"]
@@ -408,8 +414,8 @@ def test_admissible_actions_are_solutions_and_near_misses_that_compile(sandbox: 
     assert domain.expert(environment) is None
 
 
-def test_programs_run_once() -> None:
-    """Contract: what a program came to is remembered: search comes back to the same programs again and again."""
+def test_judge_runs_a_program_once() -> None:
+    """Contract: outcomes are cached, since search returns to the same programs."""
 
     class Counting:
         ran = 0
@@ -421,12 +427,12 @@ def test_programs_run_once() -> None:
     counting = Counting()
     judge = Judge(counting)  # type: ignore[arg-type]
     for _ in range(3):
-        assert judge.outcome(by_hand(), "1").passed
-    judge.outcome(by_hand(), "2")
+        assert judge.outcome(hand_task(), "1").passed
+    judge.outcome(hand_task(), "2")
     assert counting.ran == 2
 
 
-def test_returns() -> None:
+def test_returns_span_the_rewards() -> None:
     assert CodeDomain().returns() == (0.0, 1.0)
     assert CodeDomain(CodeSettings(rewards=CODERL)).returns() == (-1.0, 1.0)
 
@@ -436,19 +442,18 @@ def test_code_blocks_are_unwrapped() -> None:
     assert unfenced("```py\none\n```\nno:\n```\ntwo\n```") == "two\n"
 
 
-def test_prompts_and_instructions(records: list[dict]) -> None:
+def test_prompt_omits_hidden_tests_and_may_start_with_instructions(records: list[dict]) -> None:
     record = next(record for record in records if record["family"].startswith("list"))
     task = CodeDomain().task(record, {})
     assert task.prompt.startswith(f"f(a): {task.spec['text']}; f(")
     for test in task.spec["hidden"]:
         assert test.removeprefix("assert ").split(" == ")[0] not in task.prompt
-    told = CodeDomain(CodeSettings(instructions=True)).task(record, {}).prompt
-    assert told.startswith("Answer with the Python function f(a) alone")
-    assert told.endswith(task.prompt)
+    prompt = CodeDomain(CodeSettings(instructions=True)).task(record, {}).prompt
+    assert prompt.startswith("Answer with the Python function f(a) alone")
+    assert prompt.endswith(task.prompt)
 
 
-def test_problems_in_signs(records: list[dict], tasks: list[Task]) -> None:
-    """Contract: the wording changes what is read and nothing else."""
+def test_signs_wording_changes_only_the_text(records: list[dict], tasks: list[Task]) -> None:
     signs = CodeDomain(CodeSettings(wording="signs"))
     for name, constants, text in (
         ("list:above:square:sum", [5, 4, 3], "sum of b*b for b>5"),
@@ -464,7 +469,7 @@ def test_problems_in_signs(records: list[dict], tasks: list[Task]) -> None:
         assert written.prompt != task.prompt
 
 
-def test_bad_settings_and_records_say_what_to_do(records: list[dict]) -> None:
+def test_invalid_settings_and_record_errors_name_the_cause(records: list[dict]) -> None:
     for settings, message in (
         ({"levels": {4: 1.0}}, "levels"),
         ({"levels": {1: 0.0}}, "at least one weight above 0"),
@@ -490,7 +495,7 @@ def test_bad_settings_and_records_say_what_to_do(records: list[dict]) -> None:
         make_problem(families()["word:reverse"], [2], 0, 400, 400)
 
 
-def test_the_panel_is_frozen(records: list[dict], tasks: list[Task], tmp_path: Path) -> None:
+def test_panel_hash_covers_settings(records: list[dict], tasks: list[Task], tmp_path: Path) -> None:
     domain = CodeDomain()
     panel = make_panel(domain, tasks, tmp_path)
     assert panel.hash == make_panel(CodeDomain(), [domain.task(record, {}) for record in records], tmp_path).hash

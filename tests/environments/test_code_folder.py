@@ -1,4 +1,4 @@
-"""Problems from files as a domain: shapes, splits, checks, contamination."""
+"""Problems from files as a domain: formats, splits, checks, contamination."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def folder_domain(folder: Path, sandbox: Sandbox, **settings) -> CodeFolderDomai
     return domain
 
 
-def written(folder: Path, name: str, *problems: dict) -> None:
+def write_problems(folder: Path, name: str, *problems: dict) -> None:
     text = json.dumps(list(problems)) if name.endswith(".json") else "".join(json.dumps(one) + "\n" for one in problems)
     (folder / name).write_text(text, encoding="utf-8")
 
 
-def test_problems_in_both_shapes(tmp_path: Path) -> None:
-    written(tmp_path, "mbpp_validation.json", MBPP)
-    written(tmp_path, "humaneval-test.jsonl", HUMANEVAL)
+def test_mbpp_and_humaneval_formats_are_read(tmp_path: Path) -> None:
+    write_problems(tmp_path, "mbpp_validation.json", MBPP)
+    write_problems(tmp_path, "humaneval-test.jsonl", HUMANEVAL)
     circle, twice = folder_records(tmp_path, 1)
     assert (twice["task_id"], twice["split"], twice["entry"], twice["parameters"]) == ("mbpp-601", "valid", "twice", ["n"])
     assert twice["prompt"] == "Write a function to double a number.\nYour code should pass:\nassert twice(1) == 2"
@@ -65,22 +65,22 @@ def test_problems_in_both_shapes(tmp_path: Path) -> None:
     assert circle["prompt"] == "Complete the function.\n" + HUMANEVAL["prompt"].rstrip()
 
 
-def test_splits_of_problems_that_do_not_say_it_follow_their_solutions(tmp_path: Path) -> None:
-    """Contract: two problems with one solution, but for names and constants, come to one split."""
+def test_split_of_unassigned_problems_follows_their_solution(tmp_path: Path) -> None:
+    """Contract: problems whose solutions differ only in names and constants are in the same split."""
     copies = [
         {**MBPP, "task_id": number, "code": f"def f{number}(v{number}):\n    return {number} * v{number}"} for number in range(9)
     ]
     for number, copy in enumerate(copies):
         copy["test_list"] = [f"assert f{number}(1) == {number}"]
     different = [{**MBPP, "task_id": 100 + n, "code": "def twice(n):\n    return 2 * n" + " * n" * n} for n in range(40)]
-    written(tmp_path, "problems.jsonl", *copies, *different)
+    write_problems(tmp_path, "problems.jsonl", *copies, *different)
     records = folder_records(tmp_path, 1)
     assert len({record["split"] for record in records[:9]}) == 1
     assert {record["split"] for record in records} == set(SPLITS)
 
 
-def test_a_folder_is_a_domain(sandbox: Sandbox, tmp_path: Path) -> None:
-    """Contract: the shipped folder, of both shapes, goes through curation without a raw file; its own solutions pass."""
+def test_shipped_folder_passes_curation(sandbox: Sandbox, tmp_path: Path) -> None:
+    """Contract: the shipped folder, with both formats, needs no raw file; its own solutions pass."""
     domain = folder_domain(ROOT / "data/raw/code_folder", sandbox)
     assert isinstance(domain, Domain)
     records, rejections = make_raw(domain, {"train": 9, "valid": 9, "test": 9}, 0)
@@ -116,12 +116,12 @@ BODIES = (
     "    runs = []\n" + LOOP + "\n\nprint(encoded('aab'))\n",
     "    return [(letter, len(list(run))) for letter, run in __import__('itertools').groupby(word)]\n",
 )
-"""Of Ours/2, as a model might continue its prompt."""
+"""Bodies for Ours/2, as a model might continue its prompt."""
 
 
-def test_plain_continuations_are_programs(sandbox: Sandbox, tmp_path: Path) -> None:
-    """Contract: a body as a model continues the prompt, with its indents and without a fence, is run as it was written, though an
-    action has no outer white space."""
+def test_unfenced_bodies_run_as_they_were_written(sandbox: Sandbox, tmp_path: Path) -> None:
+    """Contract: a body without a fence, as a model continues the prompt, keeps its indentation, although an action has no outer
+    white space."""
     chat = Chat(make_tiny_tokenizer())
     domain = folder_domain(ROOT / "data/raw/code_folder", sandbox, max_turns=1)
     tasks = {record["task_id"]: domain.task(record, {}) for record in domain.recipes(9, 0)}
@@ -137,9 +137,8 @@ def test_plain_continuations_are_programs(sandbox: Sandbox, tmp_path: Path) -> N
         assert environment.step(action).terms["pass"] == 1.0, body
 
 
-def test_a_body_that_is_wrong_stays_so(sandbox: Sandbox) -> None:
-    """Contract: putting an indent back makes no program of what has another fault, and the fault is told of the program as it
-    was written."""
+def test_restored_indentation_hides_no_other_syntax_error(sandbox: Sandbox) -> None:
+    """Contract: restoring the indentation repairs no other error, and the message refers to the program as it was written."""
     for body in (
         "x = (\n    return x",
         "x = 1\n    return x\n  return x",
@@ -152,21 +151,21 @@ def test_a_body_that_is_wrong_stays_so(sandbox: Sandbox) -> None:
     assert outcome.message == "SyntaxError: invalid syntax"
 
 
-def test_a_problem_whose_solution_fails_is_rejected_by_name(sandbox: Sandbox, tmp_path: Path) -> None:
+def test_problem_with_failing_solution_is_rejected_by_name(sandbox: Sandbox, tmp_path: Path) -> None:
     wrong = {**MBPP, "task_id": 1, "split": "train", "code": "def twice(n):\n    return 3 * n"}
     objects = {**MBPP, "task_id": 2, "split": "train", "test_list": ["assert twice(print)", "assert twice(4) == 8"]}
-    written(tmp_path, "mbpp.jsonl", wrong, objects, {**MBPP, "split": "test"})
+    write_problems(tmp_path, "mbpp.jsonl", wrong, objects, {**MBPP, "split": "test"})
     domain = folder_domain(tmp_path, sandbox)
     records = [RawRecord(record, "here", number) for number, record in enumerate(domain.recipes(9, 0))]
     assembly = assemble(domain, records, {"train": 2, "valid": 0, "test": 1}, tmp_path / "worlds", 1, 640)
-    told = {rejection.task_id: rejection.detail for rejection in assembly.rejections}
-    assert "does not pass its tests (fail: assert twice(1) == 2: AssertionError)" in told["mbpp-1"]
-    assert "does not pass its tests (broken: twice is called with what can't be handed to it" in told["mbpp-2"]
+    details = {rejection.task_id: rejection.detail for rejection in assembly.rejections}
+    assert "does not pass its tests (fail: assert twice(1) == 2: AssertionError)" in details["mbpp-1"]
+    assert "does not pass its tests (broken: twice is called with what can't be handed to it" in details["mbpp-2"]
     assert [task.task_id for task in assembly.tasks] == ["mbpp-601"]
 
 
-def test_contamination_between_problems_of_files(tmp_path: Path) -> None:
-    """Contract: a training problem that has a test problem's solution, or 13 words of its description, is rejected."""
+def test_training_problem_that_overlaps_a_test_problem_is_rejected(tmp_path: Path) -> None:
+    """Contract: an overlap is the same solution, or 13 words of the description in a row."""
     text = "Write a function that returns the largest of all the numbers of a list of lists."
     tested = {**MBPP, "task_id": 1, "split": "test", "text": text}
     renamed = {
@@ -176,9 +175,9 @@ def test_contamination_between_problems_of_files(tmp_path: Path) -> None:
         "code": "def double(x):\n    return 7 * x",
         "test_list": ["assert double(1) == 7"],
     }
-    retold = {**MBPP, "task_id": 3, "split": "train", "text": "Please: " + text, "code": "def twice(n):\n    return n + n"}
+    reworded = {**MBPP, "task_id": 3, "split": "train", "text": "Please: " + text, "code": "def twice(n):\n    return n + n"}
     fresh = {**MBPP, "task_id": 4, "split": "train", "code": "def twice(n):\n    return n - -n"}
-    written(tmp_path, "mbpp.jsonl", tested, renamed, retold, fresh)
+    write_problems(tmp_path, "mbpp.jsonl", tested, renamed, reworded, fresh)
 
     class Passing:
         def run(self, program: Program, tests: Tests) -> Outcome:
@@ -199,13 +198,13 @@ def test_contamination_between_problems_of_files(tmp_path: Path) -> None:
         ({"split": "dev2"}, "'split' must be one of"),
     ],
 )
-def test_unreadable_problems_are_named(tmp_path: Path, change: dict, message: str) -> None:
-    written(tmp_path, "mbpp.jsonl", {**MBPP, **change})
+def test_invalid_problem_error_names_file_and_problem(tmp_path: Path, change: dict, message: str) -> None:
+    write_problems(tmp_path, "mbpp.jsonl", {**MBPP, **change})
     with pytest.raises(ValueError, match=message):
         folder_records(tmp_path, 1)
 
 
-def test_unreadable_folders_are_named(tmp_path: Path) -> None:
+def test_invalid_folder_or_record_error_names_the_problem(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"has no .json or .jsonl file; put problems"):
         folder_records(tmp_path, 1)
     (tmp_path / "x.json").write_text("{}")
@@ -214,7 +213,7 @@ def test_unreadable_folders_are_named(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("{")
     with pytest.raises(ValueError, match=r"x.json is not JSON"):
         folder_records(tmp_path, 1)
-    written(tmp_path, "x.json", {name: value for name, value in MBPP.items() if name != "code"})
+    write_problems(tmp_path, "x.json", {name: value for name, value in MBPP.items() if name != "code"})
     with pytest.raises(ValueError, match="problem 1: 'code' is missing"):
         folder_records(tmp_path, 1)
     domain = CodeFolderDomain()
@@ -229,14 +228,14 @@ def test_unreadable_folders_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["/tmp/elsewhere", "data/raw", "data/raw/../curated", "problems"])
-def test_a_folder_that_dvc_does_not_watch_is_refused(folder: str) -> None:
+def test_folder_outside_data_raw_is_rejected(folder: str) -> None:
     with pytest.raises(ValueError, match="below data/raw"):
         FolderSettings(folder=folder)
     assert FolderSettings(folder="data/raw/mine/of_today").folder == "data/raw/mine/of_today"
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
+    ("line", "message"),
     [
         (b'{"task_id": "\xff"}', r"mbpp_train\.jsonl:2 is not JSON .*utf-8"),
         (b"[" * 100_000, r"mbpp_train\.jsonl:2 is not JSON \(values are nested too deeply\)"),
@@ -245,14 +244,13 @@ def test_a_folder_that_dvc_does_not_watch_is_refused(folder: str) -> None:
         (b'{"task_id": NaN}', r"mbpp_train\.jsonl:2 is not JSON"),
     ],
 )
-def test_a_line_that_cannot_be_read_is_named(tmp_path: Path, line: bytes, words: str) -> None:
+def test_unreadable_line_error_names_file_and_line(tmp_path: Path, line: bytes, message: str) -> None:
     (tmp_path / "mbpp_train.jsonl").write_bytes(json.dumps(MBPP).encode() + b"\n" + line + b"\n")
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=message):
         folder_records(tmp_path, 1)
 
 
-def test_a_line_ends_where_json_says(tmp_path: Path) -> None:
-    """Contract: signs that Unicode counts as ends of lines are none within a text of JSON."""
+def test_unicode_line_separators_do_not_end_a_json_line(tmp_path: Path) -> None:
     text = "Write a function\u2028to double\x85a number."
     (tmp_path / "mbpp_train.jsonl").write_text(json.dumps({**MBPP, "text": text}, ensure_ascii=False) + "\n", encoding="utf-8")
     assert [record["text"] for record in folder_records(tmp_path, 1)] == [text]

@@ -1,4 +1,4 @@
-"""Any Gymnasium environment with text observations is a domain; another package brings one by an entry point."""
+"""Gymnasium environments with text observations as domains, among them one of another package, found by its entry point."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class GuessDomain(GymnasiumTextDomain):
 
 @pytest.fixture
 def guess(tmp_path, monkeypatch):
-    """A package in a folder of its own, installed as pip would: a module and its entry point's metadata."""
+    """A package in its own folder as pip installs it: a module and the metadata of its entry point."""
     (tmp_path / "guess_package.py").write_text(PACKAGE)
     info = tmp_path / "guess_package-0.1.dist-info"
     info.mkdir()
@@ -70,8 +70,8 @@ def first_task(domain, folder) -> Task:
     return domain.build(list(domain.recipes(1, seed=0)), folder, workers=1)[0]
 
 
-def test_a_domain_of_another_package_is_found_and_played(guess, tmp_path):
-    """A user adds an environment without editing this repository."""
+def test_domain_of_another_package_is_found_and_played(guess, tmp_path):
+    """Contract: a user adds an environment without editing this repository."""
     assert isinstance(guess, Domain)
     task = first_task(guess, tmp_path / "built")
     environment = guess.make(tmp_path)
@@ -88,13 +88,13 @@ def test_a_domain_of_another_package_is_found_and_played(guess, tmp_path):
         environment.step("1")
 
 
-def test_its_settings_are_checked_by_its_own_class(guess):
+def test_settings_are_checked_by_the_packages_class(guess):
     assert guess.settings.max_turns == 4
     with pytest.raises(ValueError, match=r"(?s)per_domain.guess.environment.*hihgest"):
         load_domain("guess", {"hihgest": 10})
 
 
-def test_an_action_outside_the_space_is_refused_and_changes_nothing(guess, tmp_path):
+def test_action_outside_the_space_is_refused_without_effect(guess, tmp_path):
     environment = guess.make(tmp_path)
     environment.reset(first_task(guess, tmp_path))
     key = environment.state_key()
@@ -106,7 +106,7 @@ def test_an_action_outside_the_space_is_refused_and_changes_nothing(guess, tmp_p
 
 
 @pytest.mark.parametrize("copyable", [True, False])
-def test_a_snapshot_holds_the_random_state_whether_copied_or_replayed(guess, tmp_path, copyable):
+def test_snapshot_restores_random_state_by_copy_or_replay(guess, tmp_path, copyable):
     task = first_task(guess, tmp_path)
     environment, fresh = guess.make(tmp_path), guess.make(tmp_path)
     if not copyable:
@@ -126,7 +126,7 @@ def test_a_snapshot_holds_the_random_state_whether_copied_or_replayed(guess, tmp
 
 
 class Corridor(gymnasium.Env):
-    """Walk right to the end; the numbers 5 and 6 stand for the actions."""
+    """Walk right to the end; actions 5 and 6 are back and on."""
 
     observation_space = gymnasium.spaces.Text(20)
     action_space = gymnasium.spaces.Discrete(2, start=5)
@@ -177,8 +177,8 @@ def test_discrete_actions_have_names_and_masks(tmp_path):
     assert environment.admissible() == ()
 
 
-def test_replay_that_leads_elsewhere_is_refused(tmp_path):
-    """A snapshot is exact or an error, never silently something else."""
+def test_diverging_replay_raises(tmp_path):
+    """Contract: a snapshot is restored exactly, or with an error."""
     domain = CorridorDomain(GymnasiumTextSettings(kwargs={"drift": True}))
     environment = domain.make(tmp_path)
     environment.reset(first_task(domain, tmp_path))
@@ -188,7 +188,7 @@ def test_replay_that_leads_elsewhere_is_refused(tmp_path):
         environment.restore(snapshot)
 
 
-def test_what_cannot_be_adapted_is_named(tmp_path):
+def test_unsupported_environment_error_names_the_remedy(tmp_path):
     class Nameless(CorridorDomain):
         action_names = ("on",)
 
@@ -216,12 +216,12 @@ def test_what_cannot_be_adapted_is_named(tmp_path):
         ({"task_id": "a", "split": "test", "seed": 1, "options": 3}, "options: .*dictionary"),
     ],
 )
-def test_check_says_what_is_wrong(record, message):
+def test_check_error_names_the_field(record, message):
     with pytest.raises(ValueError, match=message):
         CorridorDomain(GymnasiumTextSettings()).check(record)
 
 
-def test_recipes_keep_proportions():
+def test_recipes_keep_split_proportions():
     records = list(CorridorDomain(GymnasiumTextSettings()).recipes(416, seed=0))
     counts = {split: sum(record["split"] == split for record in records) for split in ("train", "valid", "test")}
     assert counts == {"train": 192, "valid": 24, "test": 200}

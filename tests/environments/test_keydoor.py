@@ -43,7 +43,7 @@ def tasks(domain: KeydoorDomain, tmp_path_factory: pytest.TempPathFactory) -> li
     return domain.build(list(domain.recipes(104, 3)), tmp_path_factory.mktemp("worlds"), 1)
 
 
-def by_hand() -> World:
+def hand_world() -> World:
     """A corridor of one room, a fork of two side rooms with a key and a decoy, and one door."""
     return World(
         start="Balbas",
@@ -74,17 +74,17 @@ def solution(domain: KeydoorDomain, environment: KeydoorEnvironment, task: Task)
     return actions
 
 
-def test_contracts_are_met(domain: KeydoorDomain, tmp_path: Path) -> None:
+def test_implements_domain_and_environment_protocols(domain: KeydoorDomain, tmp_path: Path) -> None:
     assert isinstance(domain, Domain)
     assert isinstance(domain.make(tmp_path), Environment)
     assert load_domain("keydoor", {"clues": False}).settings == KeydoorSettings(clues=False)
 
 
-def test_an_episode_by_hand(domain: KeydoorDomain, tmp_path: Path) -> None:
-    """Every action, what it shows, and that all sub-goals are counted."""
+def test_episode_by_hand(domain: KeydoorDomain, tmp_path: Path) -> None:
+    """Every action, its observation and the count of sub-goals."""
     environment = domain.make(tmp_path)
-    assert environment.reset(hand_task(by_hand())).text == "you are in Balbas. exits Corbis."
-    told = [
+    assert environment.reset(hand_task(hand_world())).text == "you are in Balbas. exits Corbis."
+    expected = [
         ("go Corbis", "you are in Corbis. exits Dorvin, Kelmar. back Balbas. Selmak needs iron key.", 0),
         ("go Dorvin", "you are in Dorvin. back Corbis. here is iron key.", 0),
         ("take iron key", "taken. you are in Dorvin. back Corbis. you hold iron key.", 1),
@@ -93,7 +93,7 @@ def test_an_episode_by_hand(domain: KeydoorDomain, tmp_path: Path) -> None:
         ("go Selmak", "you are in Selmak. back Corbis. here is lamp.", 2),
         ("take lamp", WON, 3),
     ]
-    for action, text, reached in told:
+    for action, text, reached in expected:
         step = environment.step(action)
         assert (step.observation.text, step.accepted, step.terms["subgoals"]) == (text, True, reached / 3)
         assert (step.reward, step.terminated, step.truncated) == (float(text == WON), text == WON, False)
@@ -102,24 +102,24 @@ def test_an_episode_by_hand(domain: KeydoorDomain, tmp_path: Path) -> None:
         environment.step("look")
 
 
-def test_what_can_be_done_by_hand(domain: KeydoorDomain, tmp_path: Path) -> None:
-    """Doors are locked without their key, decoys fit none, and a used key stays in its lock."""
+def test_admissible_and_refused_actions_by_hand(domain: KeydoorDomain, tmp_path: Path) -> None:
+    """Doors need their key, decoys open none, and a used key stays in its lock."""
     environment = domain.make(tmp_path)
-    play(environment, hand_task(by_hand()), ["go Corbis"])
+    play(environment, hand_task(hand_world()), ["go Corbis"])
     assert environment.admissible() == ["go Balbas", "go Dorvin", "go Kelmar", "look"]
     for refused in ("go Selmak", "unlock Selmak", "take iron key", "go Corbis", "drop lamp", "dance", ""):
         step = environment.step(refused)
         assert (step.accepted, step.reward) == (False, 0.0)
         assert step.observation.text == f"{NOTHING} you are in Corbis. exits Dorvin, Kelmar. back Balbas. Selmak needs iron key."
-    play(environment, hand_task(by_hand()), ["go Corbis", "go Kelmar", "take wax key", "go Corbis"])
+    play(environment, hand_task(hand_world()), ["go Corbis", "go Kelmar", "take wax key", "go Corbis"])
     assert "unlock Selmak" not in environment.admissible()
-    play(environment, hand_task(by_hand()), ["go Corbis", "go Dorvin", "take iron key", "go Corbis", "unlock Selmak"])
+    play(environment, hand_task(hand_world()), ["go Corbis", "go Dorvin", "take iron key", "go Corbis", "unlock Selmak"])
     assert environment.snapshot().world == State("Corbis", frozenset(), frozenset({"Selmak"}))
     environment.step("go Dorvin")
     assert environment.admissible() == ["go Corbis", "look"]
 
 
-def test_delivering_by_hand(domain: KeydoorDomain, tmp_path: Path) -> None:
+def test_delivery_by_hand(domain: KeydoorDomain, tmp_path: Path) -> None:
     world = World("Balbas", {"Corbis": "Balbas"}, {}, {"Corbis": "lamp"}, "lamp", True)
     environment = domain.make(tmp_path)
     steps = play(environment, hand_task(world), ["go Corbis", "take lamp", "go Balbas", "drop lamp"])
@@ -137,11 +137,11 @@ def test_worlds_have_the_size_of_their_level(level: WeightedLevel) -> None:
         assert len({world.start, *world.back}) == level.rooms
         assert len(set(world.contents.values())) == len(world.contents) == level.keys + 1
         assert world.distances[world.initial()] == level.solution_length
-        assert set(world.distances) == set(world.states), "from every state there is a way to win"
+        assert set(world.distances) == set(world.states), "every state can still be won"
         assert World.from_spec(json.loads(json.dumps(world.to_spec()))) == world == make_world("test", level, seed)
 
 
-def test_the_expert_takes_the_shortest_way(domain: KeydoorDomain, tasks: list[Task], tmp_path: Path) -> None:
+def test_expert_takes_the_shortest_path(domain: KeydoorDomain, tasks: list[Task], tmp_path: Path) -> None:
     environment = domain.make(tmp_path)
     for task in tasks:
         actions = solution(domain, environment, task)
@@ -149,7 +149,7 @@ def test_the_expert_takes_the_shortest_way(domain: KeydoorDomain, tasks: list[Ta
         assert environment.snapshot().world.won
 
 
-def test_the_expert_recovers_from_anywhere(domain: KeydoorDomain, tasks: list[Task], tmp_path: Path) -> None:
+def test_expert_recovers_from_any_state(domain: KeydoorDomain, tasks: list[Task], tmp_path: Path) -> None:
     environment = KeydoorDomain(KeydoorSettings(levels=LEVELS, max_turns=64)).make(tmp_path)
     for index, task in enumerate(tasks[:24]):
         rng = Random(index)
@@ -165,7 +165,7 @@ def test_the_expert_recovers_from_anywhere(domain: KeydoorDomain, tasks: list[Ta
         assert taken == left
 
 
-def test_progress_reward_adds_up_to_one(tasks: list[Task], tmp_path: Path) -> None:
+def test_progress_reward_sums_to_one(tasks: list[Task], tmp_path: Path) -> None:
     domain = KeydoorDomain(KeydoorSettings(levels=LEVELS, progress_reward=0.5))
     environment = domain.make(tmp_path)
     for task in tasks:
@@ -173,11 +173,11 @@ def test_progress_reward_adds_up_to_one(tasks: list[Task], tmp_path: Path) -> No
         assert sum(step.reward for step in steps) == pytest.approx(1.0, abs=1e-12)
         reached = [step.terms["subgoals"] for step in steps]
         assert reached == sorted(reached)
-    steps = play(environment, hand_task(by_hand()), ["go Corbis", "go Dorvin", "take iron key", "look"])
+    steps = play(environment, hand_task(hand_world()), ["go Corbis", "go Dorvin", "take iron key", "look"])
     assert [step.reward for step in steps] == pytest.approx([0.0, 0.0, 0.5 / 3, 0.0])
 
 
-def test_turn_limit_truncates_unless_the_last_turn_wins(domain: KeydoorDomain, tasks: list[Task], tmp_path: Path) -> None:
+def test_turn_limit_truncates_unless_last_turn_wins(domain: KeydoorDomain, tasks: list[Task], tmp_path: Path) -> None:
     task = next(task for task in tasks if task.difficulty == 3.0)
     environment = KeydoorDomain(KeydoorSettings(max_turns=3)).make(tmp_path)
     step = play(environment, task, solution(domain, environment, task))[-1]
@@ -189,7 +189,7 @@ def test_turn_limit_truncates_unless_the_last_turn_wins(domain: KeydoorDomain, t
         environment.step("look")
 
 
-def test_snapshot_and_restore_give_the_same_future(domain: KeydoorDomain, tasks: list[Task], tmp_path: Path) -> None:
+def test_restored_snapshot_continues_identically(domain: KeydoorDomain, tasks: list[Task], tmp_path: Path) -> None:
     task = next(task for task in tasks if task.difficulty == max(task.difficulty for task in tasks))
     actions = solution(domain, domain.make(tmp_path), task)
     environment, other = domain.make(tmp_path), domain.make(tmp_path)
@@ -206,21 +206,21 @@ def test_snapshot_and_restore_give_the_same_future(domain: KeydoorDomain, tasks:
 
 
 def test_state_keys_are_canonical(domain: KeydoorDomain, tmp_path: Path) -> None:
-    """Contract: equal states have equal keys whatever led to them and whatever turn it is, and different ones different keys."""
+    """Contract: a state's key depends neither on the path to it nor on the turn; different states have different keys."""
     environment, keys = domain.make(tmp_path), []
     for actions in (
         ["go Corbis", "go Dorvin", "take iron key", "go Corbis", "go Kelmar", "take wax key", "go Corbis"],
         ["go Corbis", "go Kelmar", "look", "take wax key", "go Corbis", "nonsense", "go Dorvin", "take iron key", "go Corbis"],
     ):
-        play(environment, hand_task(by_hand()), actions)
+        play(environment, hand_task(hand_world()), actions)
         keys.append(environment.state_key())
     assert keys[0] == keys[1] == "hand#Corbis|iron key wax key||"
-    world = by_hand()
+    world = hand_world()
     assert len({state.key for state in world.states}) == len(world.states)
 
 
 def test_exact_values_by_hand() -> None:
-    """A fork of two rooms, the thing in one of them: under the uniform policy with refused actions 1/4 of the time."""
+    """A fork of two rooms with the lamp in one; the uniform policy, with refused actions 1/4 of the time."""
     world = World("Balbas", {"Corbis": "Balbas", "Dorvin": "Balbas"}, {}, {"Corbis": "lamp"}, "lamp", False)
     settings = KeydoorSettings(max_turns=2)
 
@@ -228,7 +228,7 @@ def test_exact_values_by_hand() -> None:
         return dict.fromkeys(admissible, 0.75 / len(admissible))
 
     exact = ExactValues(hand_task(world), settings, policy)
-    # Two turns suffice for go, take alone: 1/4 (of 3 actions and refusing) to go there, then 1/4 (go, look, take) to take.
+    # Two turns suffice only for go, take: each of three admissible actions has probability 1/4.
     assert exact.value(world.initial(), 0) == pytest.approx(1 / 16)
     steps = exact.episode(["go Corbis", "take lamp"])
     assert [(step.value, step.q) for step in steps] == [pytest.approx((1 / 16, 1 / 4)), pytest.approx((1 / 4, 1.0))]
@@ -238,7 +238,7 @@ def test_exact_values_by_hand() -> None:
 
 
 def brute_force(exact: ExactValues, state: State, turn: int, environment: KeydoorEnvironment) -> float:
-    """The expected return by playing every action of the environment from `state`, refused ones included, to the end."""
+    """The expected return from `state`, by playing every action of the environment, refused ones included, to the end."""
     if environment.snapshot().over:
         return 0.0
     now, total = environment.snapshot(), 0.0
@@ -256,18 +256,18 @@ def brute_force(exact: ExactValues, state: State, turn: int, environment: Keydoo
 
 @pytest.mark.parametrize(("share", "gamma"), [(0.0, 1.0), (0.5, 0.9)])
 def test_exact_values_equal_brute_force(tasks: list[Task], tmp_path: Path, share: float, gamma: float) -> None:
-    """Contract: dynamic programming gives what enumerating every episode of the real environment gives, in every state met."""
+    """Contract: dynamic programming equals enumeration of every episode of the real environment, in every state met."""
     settings = KeydoorSettings(max_turns=5, progress_reward=share)
     environment = KeydoorDomain(settings).make(tmp_path)
 
     def policy(key: str, turn: int, admissible: tuple[str, ...]) -> dict[str, float]:
-        """Depends on the state and the turn; some of it is refused."""
+        """Depends on state and turn; the rest of the probability is refused actions."""
         rng = Random(f"{key} {turn}")
         weights = [rng.random() for _ in range(len(admissible) + 1)]
         return {action: weight / sum(weights) for action, weight in zip(admissible, weights, strict=False)}
 
     short = next(task for task in tasks if task.difficulty == 3.0)
-    for task in (hand_task(by_hand()), short):
+    for task in (hand_task(hand_world()), short):
         exact = ExactValues(task, settings, policy, gamma)
         environment.reset(task)
         rng = Random(1)
@@ -281,7 +281,7 @@ def test_exact_values_equal_brute_force(tasks: list[Task], tmp_path: Path, share
 
 
 @pytest.mark.parametrize("policy", [uniform, None])
-def test_advantages_have_mean_zero_and_optimal_ones_are_never_positive(tasks: list[Task], policy) -> None:
+def test_advantages_have_mean_zero_and_optimal_ones_are_not_positive(tasks: list[Task], policy) -> None:
     for task in tasks[:4]:
         settings = KeydoorSettings(max_turns=12)
         exact = ExactValues(task, settings, policy)
@@ -296,8 +296,8 @@ def test_advantages_have_mean_zero_and_optimal_ones_are_never_positive(tasks: li
                     assert max(advantages.values()) <= 1e-12
 
 
-def test_optimal_values_are_the_discounted_distances(domain: KeydoorDomain, tasks: list[Task]) -> None:
-    """Contract: V* = gamma^(distance - 1) where the turns left suffice, else 0; the expert's steps have advantage 0."""
+def test_optimal_values_are_discounted_distances(domain: KeydoorDomain, tasks: list[Task]) -> None:
+    """Contract: V* = gamma^(distance - 1) if enough turns remain, else 0; the expert's steps have advantage 0."""
     settings = KeydoorSettings(max_turns=12)
     for task in tasks[:8]:
         exact = ExactValues(task, settings, gamma=0.9)
@@ -310,12 +310,12 @@ def test_optimal_values_are_the_discounted_distances(domain: KeydoorDomain, task
             assert [step.advantage for step in steps] == pytest.approx([0.0] * len(steps), abs=1e-12)
 
 
-def test_tabular_policies_and_mistakes_of_policies() -> None:
+def test_tabular_policies_and_invalid_policies() -> None:
     table = {"s": {"A": 3.0, "b": 1.0, "refused": 4.0}}
     assert from_table(table)("s", 0, ("a", "b", "c")) == {"a": 3 / 8, "b": 1 / 8, "c": 0.0}
     assert from_table(table, prior=1.0)("s", 0, ("a", "b")) == {"a": 4 / 10, "b": 2 / 10}
     assert from_table(table)("t", 0, ("a", "b")) == {"a": 0.5, "b": 0.5}
-    task, settings = hand_task(by_hand()), KeydoorSettings(max_turns=2)
+    task, settings = hand_task(hand_world()), KeydoorSettings(max_turns=2)
     for bad in ({"look": 1.5}, {"look": -0.1}, {"fly": 0.5}):
         with pytest.raises(ValueError, match="add up to at most 1"):
             ExactValues(task, settings, lambda key, turn, admissible, bad=bad: bad)
@@ -323,7 +323,7 @@ def test_tabular_policies_and_mistakes_of_policies() -> None:
         ExactValues(task, settings, uniform).episode(["look"] * 3)
 
 
-def test_recipes_mix_levels_and_keep_splits_in_proportion(domain: KeydoorDomain) -> None:
+def test_recipes_mix_levels_and_keep_split_proportions(domain: KeydoorDomain) -> None:
     records = list(domain.recipes(520, 7))
     assert Counter(record["split"] for record in records) == {"train": 240, "valid": 30, "test": 250}
     shares = Counter(domain.record_difficulty(record) for record in records)
@@ -341,7 +341,7 @@ def test_train_and_test_share_no_entities(domain: KeydoorDomain, tasks: list[Tas
 
 
 def test_noisy_demonstrations_recover(tasks: list[Task], tmp_path: Path) -> None:
-    """Contract: nearly every task has an expert demonstration and one that errs and still wins."""
+    """Contract: every task has an expert demonstration, and nearly every one also a noisy one that still wins."""
     domain = KeydoorDomain(KeydoorSettings(levels=LEVELS))
     environment, plan = domain.make(tmp_path), DemonstrationPlan(Curate(), seed=0, max_length=640)
     made = [demonstrate(domain, environment, task, plan).episodes for task in tasks[:40]]
@@ -351,8 +351,7 @@ def test_noisy_demonstrations_recover(tasks: list[Task], tmp_path: Path) -> None
     assert kinds[NOISY] >= 35
 
 
-def test_the_panel_is_frozen_and_names_its_worlds(domain: KeydoorDomain, tmp_path: Path) -> None:
-    """Contract: the hash covers the worlds and the settings: neither can change without it."""
+def test_panel_hash_covers_worlds_and_settings(domain: KeydoorDomain, tmp_path: Path) -> None:
     records = list(domain.recipes(52, 0))
     panels = [make_panel(domain, domain.build(records, tmp_path, 1), tmp_path) for _ in range(2)]
     assert panels[0].hash == panels[1].hash
@@ -363,7 +362,7 @@ def test_the_panel_is_frozen_and_names_its_worlds(domain: KeydoorDomain, tmp_pat
     assert make_panel(longer, longer.build(records, tmp_path, 1), tmp_path).hash != panels[0].hash
 
 
-def test_shipped_records_are_what_the_recipes_make() -> None:
+def test_shipped_records_equal_recipes() -> None:
     domain = configured_domain("keydoor", load_params(ROOT / "params.yaml"))
     lines = (ROOT / "data/raw/keydoor.jsonl").read_text(encoding="utf-8").splitlines()
     records = [json.loads(line) for line in lines]
@@ -372,12 +371,12 @@ def test_shipped_records_are_what_the_recipes_make() -> None:
         domain.check(record)
 
 
-def test_clues_and_instructions_are_switches(tmp_path: Path) -> None:
+def test_clues_and_instructions_settings_change_the_prompt(tmp_path: Path) -> None:
     record = next(KeydoorDomain().recipes(1, 0))
-    for settings, says in (({}, "Find "), ({"clues": False}, "Find "), ({"instructions": True}, "unlock <room>")):
+    for settings, text in (({}, "Find "), ({"clues": False}, "Find "), ({"instructions": True}, "unlock <room>")):
         domain = KeydoorDomain(KeydoorSettings(**settings))
         task = domain.build([record], tmp_path, 1)[0]
-        assert says in task.prompt
+        assert text in task.prompt
         world = World.from_spec(task.spec)
         assert all(f"{item} {room}" in task.prompt for item, room in world.places.items()) == domain.settings.clues
 
@@ -394,14 +393,14 @@ def test_clues_and_instructions_are_switches(tmp_path: Path) -> None:
         ({"task_id": ""}, "task_id: "),
     ],
 )
-def test_check_names_what_is_wrong(domain: KeydoorDomain, change: dict, message: str) -> None:
+def test_check_error_names_the_problem(domain: KeydoorDomain, change: dict, message: str) -> None:
     record = {"task_id": "t", "split": "train", "corridor": 1, "doors": 1, "side_rooms": 2, "seed": 0}
     domain.check(record)
     with pytest.raises(ValueError, match=rf"keydoor record t?.*: {message}"):
         domain.check({**record, **change})
 
 
-def test_bad_settings_and_use_say_what_to_do(domain: KeydoorDomain, tmp_path: Path) -> None:
+def test_invalid_settings_and_misuse_errors_name_the_cause(domain: KeydoorDomain, tmp_path: Path) -> None:
     for settings, message in (
         ({"levels": []}, "levels"),
         ({"levels": [{"corridor": 1, "doors": 1, "decoys": 2}]}, "do not fit"),

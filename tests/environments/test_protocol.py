@@ -1,4 +1,4 @@
-"""The protocol's own small helpers."""
+"""stages.records.task: the opening of an episode and its success."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def test_opening_joins_task_and_observation():
     assert opening("find the key", "") == "find the key"
 
 
-def test_success_is_a_return_of_one_unless_a_term_tells_it():
+def test_success_is_a_return_of_one_unless_a_term_overrides_it():
     assert succeeded(1.0, {})
     assert succeeded(0.6 + 0.4, {"exact_match": 0.0})
     assert not succeeded(0.9, {"won": 1.0})

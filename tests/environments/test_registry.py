@@ -1,4 +1,4 @@
-"""Domains are found by name through entry points; mistakes are named with what is near."""
+"""Domains are found by name through entry points; errors suggest the nearest name."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import pytest
 from stages.environments.registry import domain_factories, load_domain
 
 
-def test_the_shipped_domains_are_there():
+def test_shipped_domains_are_registered():
     assert {"calculator", "code", "keydoor", "search", "shop", "textworld", "wordle"} <= set(domain_factories())
 
 
 @pytest.mark.parametrize("name", ["calculator", "code", "keydoor", "search", "shop", "textworld", "wordle"])
-def test_a_domain_knows_its_name_and_fills_in_its_settings(name):
+def test_domain_has_its_name_and_default_settings(name):
     domain = load_domain(name)
     assert domain.name == name
     assert domain.settings == load_domain(name, {}).settings == domain.Settings()
 
 
-def test_an_unknown_domain_names_the_nearest_and_all():
+def test_unknown_domain_error_suggests_the_nearest_and_lists_all():
     with pytest.raises(ValueError, match=r"unknown domain 'textwrld'; did you mean 'textworld'\?.*search"):
         load_domain("textwrld")
     with pytest.raises(ValueError, match=r"unknown domain 'xyz'.*search.*textworld"):
@@ -37,13 +37,13 @@ def test_an_unknown_domain_names_the_nearest_and_all():
         ({"goals": ["fly"]}, "goals"),
     ],
 )
-def test_bad_settings_name_the_key(settings, message):
+def test_invalid_settings_error_names_the_key(settings, message):
     with pytest.raises(ValueError, match=rf"(?s){message}"):
         load_domain("textworld", settings)
 
 
-def test_loading_a_domain_imports_neither_torch_nor_the_game_library():
-    """Checking params.yaml must stay quick, and the environments must not import torch."""
+def test_loading_a_domain_imports_neither_torch_nor_game_library():
+    """Checking params.yaml must stay fast."""
     code = (
         "import sys; from stages.environments.registry import load_domain; load_domain('textworld');"
         "print([name for name in ('torch', 'transformers', 'textworld', 'jericho') if name in sys.modules])"

@@ -36,7 +36,7 @@ def tasks(domain: SearchDomain, folder: Path) -> list[Task]:
     return domain.build(list(domain.recipes(COUNT, 3)), folder, 1)
 
 
-def a_task(tasks: list[Task], hops: int) -> Task:
+def first_task(tasks: list[Task], hops: int) -> Task:
     return next(task for task in tasks if task.difficulty == hops)
 
 
@@ -52,13 +52,13 @@ def play_expert(domain: SearchDomain, environment: SearchEnvironment, task: Task
             return step.reward, turns
 
 
-def test_contracts_are_met(domain: SearchDomain, folder: Path) -> None:
+def test_implements_domain_and_environment_protocols(domain: SearchDomain, folder: Path) -> None:
     assert isinstance(domain, Domain)
     assert isinstance(domain.make(folder), Environment)
     assert isinstance(load_domain("search", {"results": 2}), SearchDomain)
 
 
-def test_names_of_splits_are_disjoint_and_share_all_syllables() -> None:
+def test_split_names_are_disjoint_and_share_all_syllables() -> None:
     names = {split: names_of(split) for split in SPLITS}
     assert {split: len(set(names[split])) for split in SPLITS} == {"train": 800, "valid": 160, "test": 640}
     assert not set(names["train"]) & set(names["test"])
@@ -68,7 +68,7 @@ def test_names_of_splits_are_disjoint_and_share_all_syllables() -> None:
     assert split_of("Xyzbas") is None
 
 
-def test_a_world_holds_only_names_of_its_split_and_one_value_per_fact() -> None:
+def test_world_uses_names_of_its_split_and_one_value_per_fact() -> None:
     for number in range(20):
         world = make_world("test", number)
         assert 40 <= len(world.pages) <= 60
@@ -81,8 +81,8 @@ def test_a_world_holds_only_names_of_its_split_and_one_value_per_fact() -> None:
     assert make_world("test", 1) == make_world("test", 1) != make_world("test", 2)
 
 
-def test_name_and_relation_find_the_page_first() -> None:
-    """An expert's query must never show a distractor instead: every fact's own page comes first."""
+def test_query_by_name_and_relation_ranks_the_page_first() -> None:
+    """An expert's query must never rank a distractor above the fact's own page."""
     for number in range(10):
         world = make_world("train", number)
         index = SearchIndex(world.pages)
@@ -90,7 +90,7 @@ def test_name_and_relation_find_the_page_first() -> None:
             assert index.search(f"{name} {relation}", 1) == [page]
 
 
-def test_search_order_ties_and_misses() -> None:
+def test_search_ranking_ties_and_misses() -> None:
     pages = (
         Page("Kelbas", "Hall", (("ally", "Dorvin"), ("heir", "Selmak"))),
         Page("Kelbas", "Guild", (("rival", "Dorvin"), ("envoy", "Selmak"))),
@@ -112,7 +112,7 @@ def test_expert_solves_every_task_with_one_search_per_hop(domain: SearchDomain, 
 
 
 def test_every_hop_is_needed(tasks: list[Task]) -> None:
-    """No page of an earlier hop may state the answer, and the chain visits no name twice."""
+    """No page of an earlier hop states the answer, and no name occurs twice in the chain."""
     for task in tasks:
         world = make_world(task.split, task.seed)
         chain, answer = task.spec["chain"], task.spec["answer"]
@@ -123,8 +123,8 @@ def test_every_hop_is_needed(tasks: list[Task]) -> None:
 
 
 def closed_book_success(tasks: list[Task]) -> dict[str, float]:
-    """Exact match of answers given without a search: the best constant; the most frequent answer of the other tasks with the
-    same relation; the name in the question."""
+    """Exact match of answers without search: the best constant; the most frequent answer of the other tasks with the same
+    relation; the name in the question."""
     by_relation: dict[str, Counter[str]] = defaultdict(Counter)
     for task in tasks:
         by_relation[task.spec["relations"][-1]][task.spec["answer"]] += 1
@@ -140,15 +140,15 @@ def closed_book_success(tasks: list[Task]) -> dict[str, float]:
     }
 
 
-def test_closed_book_success_is_about_zero(domain: SearchDomain, tmp_path: Path) -> None:
-    """Nothing can be memorised: strategies that never search succeed on under 5 % of the shipped test questions."""
+def test_closed_book_success_is_under_5_percent(domain: SearchDomain, tmp_path: Path) -> None:
+    """On the shipped test questions: memorised facts do not help."""
     lines = (ROOT / "data/raw/search.jsonl").read_text(encoding="utf-8").splitlines()
     test = [task for task in domain.build([json.loads(line) for line in lines], tmp_path, 1) if task.split == "test"]
     assert len(test) >= 200
     assert max(closed_book_success(test).values()) < 0.05
 
 
-def test_shipped_records_are_what_the_recipes_make(domain: SearchDomain) -> None:
+def test_shipped_records_equal_recipes(domain: SearchDomain) -> None:
     lines = (ROOT / "data/raw/search.jsonl").read_text(encoding="utf-8").splitlines()
     records = [json.loads(line) for line in lines]
     assert records == list(domain.recipes(len(records), 0))
@@ -160,7 +160,7 @@ def test_shipped_records_are_what_the_recipes_make(domain: SearchDomain) -> None
         domain.check(record)
 
 
-def test_recipes_keep_worlds_whole_and_mix_hops(domain: SearchDomain) -> None:
+def test_recipes_keep_worlds_in_one_split_and_mix_hops(domain: SearchDomain) -> None:
     records = list(domain.recipes(416, 7))
     assert Counter(record["split"] for record in records) == {"train": 192, "valid": 24, "test": 200}
     assert len({record["world"] for record in records}) == len({(record["split"], record["world"]) for record in records}) == 52
@@ -178,8 +178,8 @@ def test_train_and_test_share_no_entities(domain: SearchDomain, tasks: list[Task
     assert not train & test
 
 
-def test_rewards_terms_and_evidence(folder: Path, tasks: list[Task]) -> None:
-    task = a_task(tasks, 2)
+def test_reward_terms_by_hand(folder: Path, tasks: list[Task]) -> None:
+    task = first_task(tasks, 2)
     answer = task.spec["answer"]
     for reward, given, expected in (
         ("exact_match", answer.upper() + ".", 1.0),
@@ -205,7 +205,7 @@ def test_scoring_by_hand() -> None:
     assert token_f1("x", "y") == 0.0
 
 
-def test_unknown_actions_change_nothing_but_the_turn_counter(domain: SearchDomain, folder: Path, tasks: list[Task]) -> None:
+def test_unknown_actions_only_advance_the_turn_counter(domain: SearchDomain, folder: Path, tasks: list[Task]) -> None:
     environment = domain.make(folder)
     environment.reset(tasks[0])
     key = environment.state_key()
@@ -218,7 +218,7 @@ def test_unknown_actions_change_nothing_but_the_turn_counter(domain: SearchDomai
     assert environment.snapshot().turns == 5
 
 
-def test_turn_limit_truncates_unless_the_last_turn_answers(folder: Path, tasks: list[Task]) -> None:
+def test_turn_limit_truncates_unless_last_turn_answers(folder: Path, tasks: list[Task]) -> None:
     environment = SearchDomain(SearchSettings(max_turns=2)).make(folder)
     environment.reset(tasks[0])
     environment.step("search zzz")
@@ -235,8 +235,8 @@ def test_turn_limit_truncates_unless_the_last_turn_answers(folder: Path, tasks: 
         environment.step("search zzz")
 
 
-def test_snapshot_and_restore_give_the_same_future(domain: SearchDomain, folder: Path, tasks: list[Task]) -> None:
-    task = a_task(tasks, 3)
+def test_restored_snapshot_continues_identically(domain: SearchDomain, folder: Path, tasks: list[Task]) -> None:
+    task = first_task(tasks, 3)
     environment, other = domain.make(folder), domain.make(folder)
     environment.reset(task)
     environment.step(domain.expert(environment))
@@ -253,8 +253,8 @@ def test_snapshot_and_restore_give_the_same_future(domain: SearchDomain, folder:
         environment.restore(state)
 
 
-def test_state_key_forgets_the_order_of_searches(domain: SearchDomain, folder: Path, tasks: list[Task]) -> None:
-    task = a_task(tasks, 3)
+def test_state_key_ignores_the_order_of_searches(domain: SearchDomain, folder: Path, tasks: list[Task]) -> None:
+    task = first_task(tasks, 3)
     queries = [f"search {hop['name']} {hop['relation']}" for hop in task.spec["chain"]]
     keys = []
     for order in (queries, queries[::-1], [*queries, queries[0]]):
@@ -266,7 +266,7 @@ def test_state_key_forgets_the_order_of_searches(domain: SearchDomain, folder: P
     assert len(set(keys)) == 1
 
 
-def test_results_setting_shows_that_many_pages(folder: Path, tasks: list[Task]) -> None:
+def test_results_setting_is_the_number_of_pages_shown(folder: Path, tasks: list[Task]) -> None:
     environment = SearchDomain(SearchSettings(results=3)).make(folder)
     environment.reset(tasks[0])
     pages = environment.step(f"search {tasks[0].spec['start']} {RELATIONS[0]}").observation.text.split("\n")
@@ -274,10 +274,10 @@ def test_results_setting_shows_that_many_pages(folder: Path, tasks: list[Task]) 
     assert len(environment.seen_pages()) == 3
 
 
-def test_a_query_may_be_echoed_after_what_it_found(folder: Path, tasks: list[Task]) -> None:
-    """Contract: echo_query adds the query at the end, also where nothing was found, and changes nothing else."""
+def test_echo_query_appends_the_query(folder: Path, tasks: list[Task]) -> None:
+    """Contract: the query is appended, also without a hit, and nothing else changes."""
     plain, echoing = (SearchDomain(SearchSettings(echo_query=echo)).make(folder) for echo in (False, True))
-    task = a_task(tasks, 1)
+    task = first_task(tasks, 1)
     for query in (f"{task.spec['start']} {task.spec['relations'][0]}", "nothing"):
         seen = []
         for environment in (plain, echoing):
@@ -291,14 +291,14 @@ def test_question_text() -> None:
     assert question("Kelmar", ["founder", "mentor"]) == "Who is the mentor of the founder of Kelmar?"
 
 
-def test_instructions_are_a_switch(tmp_path: Path) -> None:
+def test_instructions_setting_adds_instructions_to_the_prompt(tmp_path: Path) -> None:
     domain = SearchDomain(SearchSettings(instructions=True))
     task = domain.build(list(domain.recipes(1, 0)), tmp_path, 1)[0]
     assert "search <query>" in task.prompt
     assert task.prompt.endswith("?")
 
 
-def test_build_writes_the_same_bytes(domain: SearchDomain, tmp_path: Path) -> None:
+def test_build_writes_same_bytes(domain: SearchDomain, tmp_path: Path) -> None:
     records = list(domain.recipes(24, 5))
     built = [domain.build(records, tmp_path / name, 1) for name in "ab"]
     assert built[0] == built[1]
@@ -318,21 +318,21 @@ def test_build_writes_the_same_bytes(domain: SearchDomain, tmp_path: Path) -> No
         ({"split": "dev"}, "'split' must be one of"),
     ],
 )
-def test_check_names_what_is_wrong(domain: SearchDomain, change: dict, message: str) -> None:
+def test_check_error_names_the_problem(domain: SearchDomain, change: dict, message: str) -> None:
     record = next(domain.recipes(1, 0))
     with pytest.raises(ValueError, match=message):
         domain.check({**record, **change})
 
 
-def test_a_fact_that_does_not_exist_names_the_record(domain: SearchDomain, tmp_path: Path) -> None:
+def test_missing_fact_error_names_the_record(domain: SearchDomain, tmp_path: Path) -> None:
     record = next(domain.recipes(1, 0))
-    asked = {relation for name, relation in make_world(record["split"], record["world"]).facts if name == record["start"]}
-    missing = next(relation for relation in RELATIONS if relation not in asked)
+    stated = {relation for name, relation in make_world(record["split"], record["world"]).facts if name == record["start"]}
+    missing = next(relation for relation in RELATIONS if relation not in stated)
     with pytest.raises(ValueError, match=f"record {record['task_id']}: its world has no '{missing}'"):
         domain.build([{**record, "hops": 1, "relations": [missing]}], tmp_path, 1)
 
 
-def test_bad_settings_and_files_say_what_to_do(domain: SearchDomain, tmp_path: Path, tasks: list[Task]) -> None:
+def test_invalid_settings_and_file_errors_say_what_to_do(domain: SearchDomain, tmp_path: Path, tasks: list[Task]) -> None:
     with pytest.raises(ValueError, match="results"):
         load_domain("search", {"results": 0})
     with pytest.raises(ValueError, match="at least one weight"):

@@ -84,16 +84,16 @@ def play_expert(domain: ShopDomain, environment: ShopEnvironment, task: Task) ->
     return step.reward, turns
 
 
-def test_contracts_are_met(domain: ShopDomain, folder: Path) -> None:
+def test_implements_domain_and_environment_protocols(domain: ShopDomain, folder: Path) -> None:
     assert isinstance(domain, Domain)
     assert isinstance(domain.make(folder), Environment)
     assert load_domain("shop", {"results": 5}).settings == ShopSettings(results=5)
 
 
-def test_an_episode_by_hand() -> None:
-    """Search page, results over two pages, an item, its options, buying: what each shows, and what it is worth."""
+def test_episode_by_hand() -> None:
+    """Search page, two result pages, an item, its options, buying: each observation, and the reward."""
     environment = hand_shop()
-    told = [
+    expected = [
         ("search wax lamp, oak!", f"Kelbas oak wax lamp 71; Dorvin oak wax lamp 25. {WANT}"),
         ("click next", f"Selmak oak tin lamp 30; Zorbon oak wax cup 20. {WANT}"),
         ("click Zorbon", f"Zorbon oak wax cup 20. color lime rose. motif moon star. {WANT}"),
@@ -104,7 +104,7 @@ def test_an_episode_by_hand() -> None:
         ("click star", f"Dorvin oak wax lamp 25. color lime rose. picked star. {WANT}"),
         ("click rose", f"Dorvin oak wax lamp 25. picked rose star. {WANT}"),
     ]
-    for action, text in told:
+    for action, text in expected:
         step = environment.step(action)
         assert (step.observation.text, step.accepted, step.reward, step.done) == (text, True, 0.0, False)
     step = environment.step("click buy")
@@ -115,7 +115,7 @@ def test_an_episode_by_hand() -> None:
         environment.step("click buy")
 
 
-def test_searching_is_for_the_search_page_and_clicking_for_the_others() -> None:
+def test_admissible_actions_depend_on_the_page() -> None:
     environment = hand_shop()
     for refused in ("click Dorvin", "click buy", "click back", "search", "search ?!", "buy", ""):
         step = environment.step(refused)
@@ -136,21 +136,22 @@ def test_searching_is_for_the_search_page_and_clicking_for_the_others() -> None:
     ("name", "picked", "expected"),
     [
         ("Dorvin", {"color": "lime", "motif": "star"}, 1.0),
-        ("Kelbas", {"color": "lime", "motif": "star"}, 4 / 5),  # too dear
-        ("Selmak", {"color": "lime", "motif": "star"}, 4 / 5),  # one attribute of two
+        ("Kelbas", {"color": "lime", "motif": "star"}, 4 / 5),  # too expensive
+        ("Selmak", {"color": "lime", "motif": "star"}, 4 / 5),  # one of two attributes
         ("Selmak", {"color": "rose"}, 2 / 5),
         ("Dorvin", {}, 3 / 5),
-        ("Zorbon", {"color": "lime", "motif": "star"}, 0.0),  # a cup, whatever else is right
+        ("Zorbon", {"color": "lime", "motif": "star"}, 0.0),  # wrong type: a cup
     ],
 )
-def test_webshops_reward_by_hand(name: str, picked: dict[str, str], expected: float) -> None:
+def test_webshop_reward_by_hand(name: str, picked: dict[str, str], expected: float) -> None:
     item = CATALOGUE.by_name[name.lower()]
     assert score(item, picked, GOAL)["reward"] == pytest.approx(expected)
     assert can_match(item, GOAL) == (name == "Dorvin")
 
 
-def test_webshops_type_reward_by_hand() -> None:
-    """The steps of r_type: nothing in common, under a tenth, at most a fifth with and without query or category, more."""
+def test_webshop_type_reward_by_hand() -> None:
+    """r_type by the share of common words: none, below 0.1, at most 0.2 with and without the same query or category, above
+    0.2."""
     wanted = list("abcdefghijkl")
     assert type_reward(["z"], wanted, True, True) == 0.0
     assert type_reward(["a"], wanted, True, True) == 0.1
@@ -160,7 +161,7 @@ def test_webshops_type_reward_by_hand() -> None:
     assert type_reward(["a"], [], False, False) == 0.5
 
 
-def test_expert_gets_everything_by_the_shortest_way(domain: ShopDomain, folder: Path, tasks: list[Task]) -> None:
+def test_expert_gets_full_reward_by_the_shortest_path(domain: ShopDomain, folder: Path, tasks: list[Task]) -> None:
     environment = domain.make(folder)
     for task in tasks:
         assert play_expert(domain, environment, task) == (1.0, int(task.difficulty) + 3)
@@ -179,13 +180,13 @@ def test_expert_recovers_from_wrong_turns() -> None:
     assert step.reward == 1.0
 
 
-def test_expert_turns_pages() -> None:
+def test_expert_opens_the_next_result_page() -> None:
     environment = hand_shop(results=1)
     environment.step("search oak wax lamp")
     assert ShopDomain().expert(environment) == "click next"
 
 
-def test_turn_limit_truncates_unless_the_last_turn_buys() -> None:
+def test_turn_limit_truncates_unless_last_turn_buys() -> None:
     environment = hand_shop(max_turns=3)
     environment.step("search oak wax lamp")
     environment.step("click Dorvin")
@@ -200,7 +201,7 @@ def test_turn_limit_truncates_unless_the_last_turn_buys() -> None:
     assert (step.terminated, step.truncated, step.reward) == (True, False, pytest.approx(3 / 5))
 
 
-def test_snapshot_and_restore_give_the_same_future(domain: ShopDomain, folder: Path, tasks: list[Task]) -> None:
+def test_restored_snapshot_continues_identically(domain: ShopDomain, folder: Path, tasks: list[Task]) -> None:
     task = next(task for task in tasks if task.difficulty == 2)
     environment, other = domain.make(folder), domain.make(folder)
     environment.reset(task)
@@ -219,7 +220,7 @@ def test_snapshot_and_restore_give_the_same_future(domain: ShopDomain, folder: P
 
 
 def test_state_keys_are_canonical() -> None:
-    """Contract: the order of picks and of the words of a search, refused actions and detours leave no trace; pages do."""
+    """Contract: the order of options and of query words, refused actions and detours do not change the key; pages do."""
     keys = []
     for actions in (
         ["search oak wax lamp", "click Dorvin", "click lime", "click star"],
@@ -255,13 +256,13 @@ def test_catalogues_are_deterministic_and_well_formed() -> None:
     assert make_catalogue("test", 1) != make_catalogue("test", 2)
 
 
-def test_options_belong_to_one_group() -> None:
+def test_option_values_belong_to_one_group() -> None:
     values = [value for group in OPTIONS.values() for value in group]
     assert len(set(values)) == len(values)
 
 
-def test_attributes_alone_do_not_tell_what_is_wanted(domain: ShopDomain, tmp_path: Path) -> None:
-    """Contract: on the shipped panel the first result is wrong often enough for the price to matter."""
+def test_first_search_result_is_often_wrong(domain: ShopDomain, tmp_path: Path) -> None:
+    """Contract: on the shipped panel attributes alone do not identify the item, so that the price matters."""
     lines = (ROOT / "data/raw/shop.jsonl").read_text(encoding="utf-8").splitlines()
     test = [task for task in domain.build([json.loads(line) for line in lines], tmp_path, 1) if task.split == "test"]
     environment, right = domain.make(tmp_path), 0
@@ -272,7 +273,7 @@ def test_attributes_alone_do_not_tell_what_is_wanted(domain: ShopDomain, tmp_pat
     assert 0.4 < right / len(test) < 0.8
 
 
-def test_recipes_keep_shops_whole_and_mix_options(domain: ShopDomain) -> None:
+def test_recipes_keep_shops_in_one_split_and_mix_options(domain: ShopDomain) -> None:
     records = list(domain.recipes(416, 7))
     assert Counter(record["split"] for record in records) == {"train": 192, "valid": 24, "test": 200}
     assert len({(record["split"], record["shop"]) for record in records}) == 52
@@ -291,7 +292,7 @@ def test_train_and_test_share_no_entities(domain: ShopDomain, tasks: list[Task])
 
 
 def test_noisy_demonstrations_recover(domain: ShopDomain, folder: Path, tasks: list[Task]) -> None:
-    """Contract: every task has an expert demonstration and most have one that errs and still gets everything."""
+    """Contract: every task has an expert demonstration, and most also a noisy one that still gets the full reward."""
     environment, plan = domain.make(folder), DemonstrationPlan(Curate(), seed=0, max_length=640)
     made = [demonstrate(domain, environment, task, plan).episodes for task in tasks[:40]]
     assert all(episode.success for episodes in made for episode in episodes)
@@ -300,8 +301,8 @@ def test_noisy_demonstrations_recover(domain: ShopDomain, folder: Path, tasks: l
     assert kinds[NOISY] >= 30
 
 
-def test_no_demonstration_is_longer_than_the_model_reads(domain: ShopDomain, folder: Path, tasks: list[Task]) -> None:
-    """Contract: the longest way through the default settings, page after page of an item, fits model.max_length."""
+def test_longest_demonstration_fits_max_length(domain: ShopDomain, folder: Path, tasks: list[Task]) -> None:
+    """Contract: the longest episode under the default settings, page after page of an item, fits model.max_length."""
     from transformers import AutoTokenizer
 
     params = load_params(ROOT / "params.yaml")
@@ -319,8 +320,8 @@ def test_no_demonstration_is_longer_than_the_model_reads(domain: ShopDomain, fol
         assert 100 < sum(len(tokenizer(text)["input_ids"]) + 2 for text in texts) <= params.model.max_length
 
 
-def test_the_panel_is_frozen_with_its_catalogues(domain: ShopDomain, tmp_path: Path) -> None:
-    """Contract: the hash covers the catalogues that test tasks are played in, and the settings."""
+def test_panel_hash_covers_catalogues_and_settings(domain: ShopDomain, tmp_path: Path) -> None:
+    """Contract: of the catalogues, it covers those in which test tasks are played."""
     records = list(domain.recipes(104, 0))
     tasks = domain.build(records, tmp_path, 1)
     panel = make_panel(domain, tasks, tmp_path)
@@ -333,7 +334,7 @@ def test_the_panel_is_frozen_with_its_catalogues(domain: ShopDomain, tmp_path: P
     assert len({panel.hash, changed, make_panel(longer, longer.build(records, tmp_path, 1), tmp_path).hash}) == 3
 
 
-def test_shipped_records_are_what_the_recipes_make() -> None:
+def test_shipped_records_equal_recipes() -> None:
     domain = configured_domain("shop", load_params(ROOT / "params.yaml"))
     lines = (ROOT / "data/raw/shop.jsonl").read_text(encoding="utf-8").splitlines()
     records = [json.loads(line) for line in lines]
@@ -342,7 +343,7 @@ def test_shipped_records_are_what_the_recipes_make() -> None:
         domain.check(record)
 
 
-def test_build_writes_the_same_bytes(domain: ShopDomain, tmp_path: Path) -> None:
+def test_build_writes_same_bytes(domain: ShopDomain, tmp_path: Path) -> None:
     records = list(domain.recipes(24, 5))
     built = [domain.build(records, tmp_path / name, 1) for name in "ab"]
     assert built[0] == built[1]
@@ -351,7 +352,7 @@ def test_build_writes_the_same_bytes(domain: ShopDomain, tmp_path: Path) -> None
     assert len(files[0]) == 3
 
 
-def test_goal_and_instructions_are_switches(tmp_path: Path) -> None:
+def test_show_goal_and_instructions_settings_change_the_text(tmp_path: Path) -> None:
     domain = ShopDomain(ShopSettings(instructions=True))
     task = domain.build(list(domain.recipes(1, 0)), tmp_path, 1)[0]
     assert "search <words>" in task.prompt
@@ -372,19 +373,19 @@ def test_goal_and_instructions_are_switches(tmp_path: Path) -> None:
         ({"task_id": ""}, "'task_id' is empty"),
     ],
 )
-def test_check_names_what_is_wrong(domain: ShopDomain, change: dict, message: str) -> None:
+def test_check_error_names_the_problem(domain: ShopDomain, change: dict, message: str) -> None:
     record = next(domain.recipes(1, 0))
     with pytest.raises(ValueError, match=message):
         domain.check({**record, **change})
 
 
-def test_a_goal_that_no_item_meets_names_the_record(domain: ShopDomain, tmp_path: Path) -> None:
+def test_unsatisfiable_goal_error_names_the_record(domain: ShopDomain, tmp_path: Path) -> None:
     record = next(domain.recipes(1, 0))
     with pytest.raises(ValueError, match=f"record {record['task_id']}: no item of its shop"):
         domain.build([{**record, "price_upper": 5}], tmp_path, 1)
 
 
-def test_bad_settings_and_files_say_what_to_do(domain: ShopDomain, tmp_path: Path, tasks: list[Task]) -> None:
+def test_invalid_settings_and_file_errors_say_what_to_do(domain: ShopDomain, tmp_path: Path, tasks: list[Task]) -> None:
     for settings, message in (
         ({"results": 0}, "results"),
         ({"options": {1: 0}}, "at least one weight"),

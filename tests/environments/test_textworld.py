@@ -19,7 +19,7 @@ from stages.params import ROOT
 from stages.records.task import SPLITS
 from stages.runtime import spans
 
-# The interpreter knows commercial games by heart and says so of all others; TextWorld silences it, pytest lets it speak again.
+# Jericho warns of games that it does not know. TextWorld filters the warning; pytest resets the filter.
 pytestmark = pytest.mark.filterwarnings("ignore::jericho.UnsupportedGameWarning")
 SMALL = {"levels": [{"rooms": 3, "objects": 3, "quest_length": 3}], "starts": 2, "goals": ["take", "unlock"]}
 
@@ -58,12 +58,12 @@ def solve(domain, environment):
     return steps
 
 
-def test_it_is_a_domain_with_an_environment(domain, environment):
+def test_implements_domain_and_environment_protocols(domain, environment):
     assert isinstance(domain, Domain)
     assert isinstance(environment, Environment)
 
 
-def test_the_expert_wins_every_task_in_as_many_steps_as_its_difficulty(domain, environment, tasks):
+def test_expert_wins_every_task_in_as_many_steps_as_its_difficulty(domain, environment, tasks):
     for task in tasks:
         environment.reset(task)
         steps = solve(domain, environment)
@@ -77,7 +77,7 @@ def test_the_expert_wins_every_task_in_as_many_steps_as_its_difficulty(domain, e
             environment.step("look")
 
 
-def test_observations_are_the_game_s_words_without_banner_title_trace_and_status_line(domain, environment, tasks):
+def test_observations_omit_banner_title_trace_and_status_line(domain, environment, tasks):
     for task in tasks:
         texts = [environment.reset(task).text, *(step.observation.text for step in solve(domain, environment))]
         assert texts[0].startswith("you are in the room")
@@ -89,7 +89,7 @@ def test_observations_are_the_game_s_words_without_banner_title_trace_and_status
             assert "score" not in text
 
 
-def test_starts_of_a_game_share_it_and_begin_in_different_rooms(environment, tasks):
+def test_starts_of_one_game_are_in_different_rooms(environment, tasks):
     first, second = (task for task in tasks if task.cluster == tasks[0].cluster)
     assert first.spec["game"] == second.spec["game"]
     assert first.prompt == second.prompt
@@ -97,7 +97,7 @@ def test_starts_of_a_game_share_it_and_begin_in_different_rooms(environment, tas
     assert first.spec["moves"] != second.spec["moves"]
 
 
-def test_reset_is_repeatable_and_needed_first(domain, folder, tasks):
+def test_reset_is_repeatable_and_required(domain, folder, tasks):
     fresh = domain.make(folder)
     with pytest.raises(RuntimeError, match="reset"):
         fresh.step("look")
@@ -107,8 +107,8 @@ def test_reset_is_repeatable_and_needed_first(domain, folder, tasks):
 
 
 @pytest.mark.parametrize("fresh", [False, True])
-def test_a_restored_snapshot_goes_on_exactly_as_the_original_did(domain, folder, tasks, environment, fresh):
-    """Whatever was played in between, and in a new environment as well: same keys, commands, texts, rewards and expert."""
+def test_restored_snapshot_continues_identically(domain, folder, tasks, environment, fresh):
+    """After other play, and in a new environment: same keys, commands, texts, rewards and expert actions."""
     rng = random.Random(0)
     other_game = next(task for task in tasks if task.cluster != tasks[0].cluster)
     for task in tasks[:4]:
@@ -128,8 +128,8 @@ def test_a_restored_snapshot_goes_on_exactly_as_the_original_did(domain, folder,
             assert [(player.step(action), player.state_key(), player.admissible()) for action in script] == expected
 
 
-def test_remembered_transitions_are_those_of_the_interpreter(folder, tasks):
-    """Random play with a store so small that it forgets, with a large one, and without: the same texts and memories."""
+def test_cached_transitions_equal_the_interpreters(folder, tasks):
+    """Random play with a cache so small that it evicts, with a large one, and without: same texts and memories."""
     stores = [Transitions(size) for size in (0, 5, 1000)]
     stories = [Story(folder / str(tasks[0].spec["game"]), store) for store in stores]
     commands = ["go east", "go west", "go north", "inventory", "look", "open door", "take key", "xyzzy"]
@@ -146,8 +146,8 @@ def test_remembered_transitions_are_those_of_the_interpreter(folder, tasks):
     assert spans.totals().counts["environment_hits"] - counted == sum(store.hits for store in stores)
 
 
-def test_commands_that_do_nothing_are_refused_and_leave_the_game_as_it_was(domain, environment, tasks):
-    """Neither meta commands nor chains get through, nor what the game makes nothing of, and the refused turn still counts."""
+def test_ineffective_commands_are_refused_and_leave_the_game_unchanged(domain, environment, tasks):
+    """Meta commands, chains of commands and commands that the game does not understand are refused; the turn still counts."""
     environment.reset(tasks[0])
     key, memory = environment.state_key(), environment.snapshot().memory
     refused = ["", "dance", "go", "take nothing", "go nowhere", "undo", "restart", "save", "quit", "tw-print player"]
@@ -166,7 +166,7 @@ def test_commands_that_do_nothing_are_refused_and_leave_the_game_as_it_was(domai
     assert last.truncated
 
 
-def test_idle_commands_are_accepted_and_change_no_key(environment, tasks):
+def test_idle_commands_are_accepted_and_do_not_change_the_key(environment, tasks):
     environment.reset(tasks[0])
     key = environment.state_key()
     for action in ("look", "  INVENTORY ", "i", "l"):
@@ -174,7 +174,7 @@ def test_idle_commands_are_accepted_and_change_no_key(environment, tasks):
         assert environment.state_key() == key
 
 
-def test_state_key_names_the_state_not_the_way_or_the_time(environment, tasks):
+def test_state_key_is_independent_of_path_and_turn(environment, tasks):
     back = {"north": "south", "south": "north", "east": "west", "west": "east"}
     environment.reset(tasks[0])
     key = environment.state_key()
@@ -199,7 +199,7 @@ def test_every_admissible_command_is_accepted(environment, tasks):
             environment.step(rng.choice(actions))
 
 
-def test_the_turn_limit_truncates(domain, folder, tasks):
+def test_turn_limit_truncates(domain, folder, tasks):
     environment = TextWorldDomain(TextWorldSettings(max_turns=2)).make(folder)
     environment.reset(tasks[0])
     assert not environment.step("look").done
@@ -208,8 +208,8 @@ def test_the_turn_limit_truncates(domain, folder, tasks):
     assert not last.terminated
 
 
-def test_switches_show_commands_and_pay_for_progress(domain, folder, tasks):
-    """With progress reward, a won episode's return is still 1, and one that comes back to its start has earned nothing."""
+def test_settings_show_commands_and_reward_progress(domain, folder, tasks):
+    """With progress reward, a won episode still returns 1, and a command without progress earns 0."""
     switched = TextWorldDomain(TextWorldSettings(show_admissible=True, progress_reward=0.5, idle_commands=True))
     environment = switched.make(folder)
     text = environment.reset(tasks[0]).text
@@ -226,13 +226,13 @@ def test_switches_show_commands_and_pay_for_progress(domain, folder, tasks):
     assert environment.step("look").reward == 0.0
 
 
-def test_building_again_gives_the_same_bytes_and_leaves_only_games(domain, records, tasks, folder, tmp_path):
-    """dvc repro twice gives the same bytes: no date, path or process decides what a compiled game holds."""
-    told: list[int] = []
-    again = domain.build(records[:3], tmp_path, workers=2, built=told.append)
+def test_rebuild_writes_same_bytes_and_only_games(domain, records, tasks, folder, tmp_path):
+    """Contract: no date, path or process influences a compiled game."""
+    counts: list[int] = []
+    again = domain.build(records[:3], tmp_path, workers=2, built=counts.append)
     assert again == tasks[:3]
-    assert sum(told) == 3
-    assert len(told) == len({task.cluster for task in again})
+    assert sum(counts) == 3
+    assert len(counts) == len({task.cluster for task in again})
     files = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file())
     assert {path.suffix for path in files} == {".z8", ".json"}
     assert len(files) == 2 * len({task.cluster for task in again})
@@ -246,7 +246,7 @@ def test_building_again_gives_the_same_bytes_and_leaves_only_games(domain, recor
             assert data[0x12:0x18] == b"000000"
 
 
-def test_recipes_keep_the_splits_in_proportion_and_games_in_one_split(domain, records):
+def test_recipes_are_deterministic_and_valid(domain, records):
     assert records == list(domain.recipes(8, seed=3))
     assert records[:5] == list(domain.recipes(5, seed=3))
     assert records != list(domain.recipes(8, seed=4))
@@ -258,7 +258,6 @@ def test_recipes_keep_the_splits_in_proportion_and_games_in_one_split(domain, re
 
 
 def test_splits_share_no_names(domain, tasks):
-    """No entity of a test game is named in training."""
     names = {split: {name for task in tasks if task.split == split for name in domain.entities(task)} for split in SPLITS}
     assert not names["train"] & names["test"]
     assert not names["valid"] & (names["train"] | names["test"])
@@ -289,25 +288,25 @@ def test_full_instructions_list_the_steps(domain, tmp_path):
         ({"solution_length": 40}, "takes 40 commands, and max_turns .* is 12"),
     ],
 )
-def test_check_says_what_is_wrong(domain, records, change, message):
+def test_check_error_names_record_and_problem(domain, records, change, message):
     with pytest.raises(ValueError, match=message) as error:
         domain.check({**records[0], **change})
     assert records[0]["task_id"] in str(error.value)
 
 
-def test_build_names_the_record_that_cannot_be_built(domain, records, tmp_path):
+def test_build_error_names_the_record(domain, records, tmp_path):
     with pytest.raises(ValueError, match=f"{records[0]['task_id']}: its solution takes"):
         domain.build([{**records[0], "solution_length": 9}], tmp_path, workers=1)
     with pytest.raises(ValueError, match="share task ids"):
         domain.build([records[0], records[0]], tmp_path, workers=1)
 
 
-def test_a_missing_game_is_named(domain, tasks, tmp_path):
+def test_missing_game_error_says_what_to_run(domain, tasks, tmp_path):
     with pytest.raises(FileNotFoundError, match="run the curate stage"):
         TextWorldDomain(domain.settings).make(tmp_path).reset(tasks[0])
 
 
-def test_the_shipped_recipes_are_well_formed_and_enough():
+def test_shipped_recipes_are_valid_and_sufficient():
     shipped = load_domain("textworld")
     records = [json.loads(line) for line in (ROOT / "data/raw/textworld.jsonl").read_text(encoding="utf-8").splitlines()]
     for record in records:

@@ -1,4 +1,4 @@
-"""The wordle domain: marks against a reference, games, both kinds of hidden word, players, recipes, exact values."""
+"""The wordle domain: marks against a reference, games, both kinds of hidden word, players, lists and recipes."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ def tasks(domain: WordleDomain, folder: Path) -> list[Task]:
 
 
 def reference(guess: str, word: str) -> list[str]:
-    """Marks by crossing letters of the word out on paper: first those in their place, then the others from left to right."""
-    paper: list[str | None] = list(word)
+    """Marks by crossing out letters of the word: first those in their place, then the others from left to right."""
+    remaining: list[str | None] = list(word)
     marks = [NOT] * len(guess)
     for place, letter in enumerate(guess):
-        if paper[place] == letter:
-            paper[place], marks[place] = None, HERE
+        if remaining[place] == letter:
+            remaining[place], marks[place] = None, HERE
     for place, letter in enumerate(guess):
-        if marks[place] == NOT and letter in paper:
-            paper[paper.index(letter)], marks[place] = None, IN
+        if marks[place] == NOT and letter in remaining:
+            remaining[remaining.index(letter)], marks[place] = None, IN
     return marks
 
 
@@ -77,12 +77,12 @@ def reference(guess: str, word: str) -> list[str]:
         ("bbb", "dbd", (NOT, HERE, NOT)),
     ],
 )
-def test_repeated_letters_by_hand(guess: str, word: str, marks: tuple[str, ...]) -> None:
+def test_marks_of_repeated_letters_by_hand(guess: str, word: str, marks: tuple[str, ...]) -> None:
     assert marks_of(guess, word) == marks == tuple(reference(guess, word))
 
 
-def test_marks_equal_the_reference_for_every_pair() -> None:
-    """Contract: one word at a time and all at once, marks are those of the reference, repeated letters included."""
+def test_marks_equal_reference_for_every_pair() -> None:
+    """Contract: scalar and vectorised marks equal the reference, repeated letters included."""
     for letters, length in (("bdf", 4), ("bd", 5)):
         words = every_word(letters, length)
         table = codes(words.array, words.array)
@@ -100,24 +100,24 @@ def test_marks_equal_the_reference_for_every_pair() -> None:
 # ---- games -------------------------------------------------------------------------------------------------------------------
 
 
-def test_contracts_are_met(domain: WordleDomain, tmp_path: Path) -> None:
+def test_implements_domain_and_environment_protocols(domain: WordleDomain, tmp_path: Path) -> None:
     assert isinstance(domain, Domain)
     assert isinstance(domain.make(tmp_path), Environment)
     assert load_domain("wordle", {"show": "marks"}).settings == WordleSettings(show="marks")
 
 
-def test_a_game_by_hand() -> None:
-    """Marks, board, keys and the end, with an illegal guess, which costs a turn and tells nothing."""
+def test_game_by_hand() -> None:
+    """Marks, board, keys and the end; an illegal guess costs a turn and gives no marks."""
     environment = game()
     assert environment.reset(hand_task()).text == ""
-    told = [
+    expected = [
         ("b d b", True, "b in d in b not. from f g with b d. open open open."),
         ("B D Q", False, f"{ILLEGAL} from f g with b d. open open open."),
         ("bd", False, f"{ILLEGAL} from f g with b d. open open open."),
         ("dgb", True, "d here g not b in. from f with b. d open open."),
         ("d b f", True, SOLVED),
     ]
-    for guess, legal, text in told:
+    for guess, legal, text in expected:
         step = environment.step(guess)
         assert (step.accepted, step.observation.text) == (legal, text)
         assert (step.reward, step.terminated, step.truncated) == (float(text == SOLVED), text == SOLVED, False)
@@ -128,8 +128,8 @@ def test_a_game_by_hand() -> None:
         environment.step("b d f")
 
 
-def test_the_board_counts_letters() -> None:
-    """Contract: letters to use are those known beyond the places found, each as often as is known."""
+def test_board_counts_letters() -> None:
+    """Contract: the board lists the known letters that have no place yet, each as often as is known."""
     environment = game()
     environment.reset(hand_task("bbd"))
     assert environment.step("d b b").observation.text == "d in b here b in. from f g with d b. open b open."
@@ -139,7 +139,7 @@ def test_the_board_counts_letters() -> None:
     assert step.observation.text == "bell in drum in drum not."
 
 
-def test_spelling_reads_back() -> None:
+def test_spelling_round_trips() -> None:
     for word in ("bdf", "zyx", "speed"):
         for spelling in ("letters", "names"):
             assert read(spell(word, spelling), spelling) == read(word.upper(), spelling) == word
@@ -147,7 +147,7 @@ def test_spelling_reads_back() -> None:
 
 
 def test_lmrl_rewards_and_success() -> None:
-    """Contract: -1 for each guess that is not the word, illegal ones too, 0 for the word; six guesses; a term tells success."""
+    """Contract: -1 for each wrong guess, illegal ones too, 0 for the word; six guesses; a term reports success."""
     environment = game(reward="lmrl")
     for guesses, total, won in (
         (["dbf"], 0.0, True),
@@ -162,29 +162,29 @@ def test_lmrl_rewards_and_success() -> None:
         assert (steps[-1].terminated, steps[-1].truncated) == (won, not won)
 
 
-def test_a_critic_without_room_for_the_returns_is_refused() -> None:
-    """Contract: LMRL-Gym's returns reach from -6 to 0; a head that would cut them off is refused, others are not."""
+def test_critic_head_that_would_clip_returns_is_rejected() -> None:
+    """Contract: LMRL-Gym's returns range from -6 to 0; a head with a smaller range is rejected, others are accepted."""
 
-    def given(environment: dict, rl: dict):
+    def make_params(environment: dict, rl: dict):
         annotate = {"returns": [-6.0, 0.0]} if environment else {}
         own = {"environment": environment, "rl": rl, "annotate": annotate}
         return parse_params({"domains": ["wordle"], "per_domain": {"wordle": own}})
 
     lmrl, head = {"reward": "lmrl"}, {"loss": "hl_gauss", "v_min": -6.5, "v_max": 0.5}
-    check_domains(given(lmrl, {}))
-    check_domains(given({}, {"algorithm": "ppo"}))
-    check_domains(given(lmrl, {"algorithm": "ppo", "critic": {"head": head}}))
-    check_domains(given(lmrl, {"algorithm": "ppo", "critic": {"head": {"loss": "mse"}}}))
-    check_domains(given(lmrl, {"algorithm": "ppo", "reward": {"density": "single"}}))
+    check_domains(make_params(lmrl, {}))
+    check_domains(make_params({}, {"algorithm": "ppo"}))
+    check_domains(make_params(lmrl, {"algorithm": "ppo", "critic": {"head": head}}))
+    check_domains(make_params(lmrl, {"algorithm": "ppo", "critic": {"head": {"loss": "mse"}}}))
+    check_domains(make_params(lmrl, {"algorithm": "ppo", "reward": {"density": "single"}}))
     with pytest.raises(ParamsError, match=r"per_domain.wordle has it: rl.critic.head: returns are in \[-6, 0\].*\[-0.2, 1.2\]"):
-        check_domains(given(lmrl, {"algorithm": "ppo"}))
+        check_domains(make_params(lmrl, {"algorithm": "ppo"}))
     params = parse_params({"domains": ["wordle"], "per_domain": {"wordle": {"environment": lmrl}}})
     with pytest.raises(ParamsError, match=r"set per_domain.wordle.annotate.returns to \[-6.0, 0.0\]"):
         check_domains(params)
 
 
-def test_what_is_left_equals_brute_force(domain: WordleDomain, tasks: list[Task], folder: Path) -> None:
-    """Contract: the words still possible are exactly those for which every mark so far would have been the same."""
+def test_remaining_words_equal_brute_force(domain: WordleDomain, tasks: list[Task], folder: Path) -> None:
+    """Contract: the words left are exactly those that agree with every mark so far."""
     environment, rng = domain.make(folder), Random(0)
     for task in tasks[:12]:
         environment.reset(task)
@@ -196,8 +196,8 @@ def test_what_is_left_equals_brute_force(domain: WordleDomain, tasks: list[Task]
             assert task.spec["word"] in fits
 
 
-def test_snapshot_and_restore_give_the_same_future(folder: Path) -> None:
-    """Contract: in either variant; copies of a state answer alike, draws included."""
+def test_restored_snapshot_continues_identically(folder: Path) -> None:
+    """Contract: for both kinds of hidden word; copies of a state answer alike, draws included."""
     for hidden in ("fixed", "consistent"):
         environment, other = game(hidden=hidden), game(hidden=hidden)
         task = hand_task(seed=5)
@@ -214,8 +214,8 @@ def test_snapshot_and_restore_give_the_same_future(folder: Path) -> None:
             environment.restore(state)
 
 
-def test_state_keys_are_what_is_known() -> None:
-    """Contract: guesses in another order, illegal ones and turns make no difference; other knowledge does."""
+def test_state_key_depends_only_on_knowledge() -> None:
+    """Contract: the order of guesses, illegal guesses and turns do not change the key."""
     environment, keys = game(), []
     for guesses in (["b b d", "g g g"], ["g g g", "x", "b b d"]):
         play(environment, hand_task(), guesses)
@@ -227,18 +227,18 @@ def test_state_keys_are_what_is_known() -> None:
     assert len({knowledge_key(words, words.everything[start:]) for start in range(64)}) == 64
 
 
-def test_turn_limit_unless_the_last_guess_solves() -> None:
+def test_turn_limit_truncates_unless_last_guess_solves() -> None:
     step = play(game(max_turns=2), hand_task(), ["bbb", "dbf"])[-1]
     assert (step.terminated, step.truncated, step.terms["places"]) == (True, False, 1.0)
     step = play(game(max_turns=2), hand_task(), ["bbb", "ddd"])[-1]
     assert (step.terminated, step.truncated, step.terms) == (False, True, {"success": 0.0, "places": 2 / 3})
 
 
-# ---- words drawn anew --------------------------------------------------------------------------------------------------------
+# ---- consistent hidden words -------------------------------------------------------------------------------------------------
 
 
-def test_draws_fit_all_that_was_said_and_every_word_is_as_likely() -> None:
-    """Contract: with `consistent`, marks never contradict each other, and over tasks the word behind a state is uniform."""
+def test_consistent_words_fit_all_marks_and_are_uniform() -> None:
+    """Contract: with `consistent`, marks never contradict each other, and over tasks the hidden word is uniform."""
     environment, drawn = game(hidden="consistent"), Counter()
     for seed in range(600):
         environment.reset(hand_task(seed=seed))
@@ -263,7 +263,7 @@ def test_draws_fit_all_that_was_said_and_every_word_is_as_likely() -> None:
 
 
 def test_expected_left_by_hand() -> None:
-    """Of bb, bd, db, dd: guessing bb leaves one word whatever it is but for itself; 3/4. A word of other letters leaves all."""
+    """Of bb, bd, db, dd: each guess leaves one word, or none if it is the word: 3/4. A word of other letters leaves all four."""
     words = WordList("bdf", ("bb", "bd", "db", "dd", "ff"))
     left = np.array([0, 1, 2, 3])
     assert expected_left(words.array, np.arange(5), left).tolist() == [0.75, 0.75, 0.75, 0.75, 4.0]
@@ -271,7 +271,7 @@ def test_expected_left_by_hand() -> None:
     assert best_guess(words, np.array([3])) == 3
 
 
-def test_the_expert_solves_and_players_are_of_different_strength(domain: WordleDomain, tasks: list[Task], folder: Path) -> None:
+def test_players_differ_in_strength_and_the_expert_always_solves(domain: WordleDomain, tasks: list[Task], folder: Path) -> None:
     environment, solved = domain.make(folder), {}
     for player in domain.players():
         won = []
@@ -288,7 +288,7 @@ def test_the_expert_solves_and_players_are_of_different_strength(domain: WordleD
     assert solved["expert"] == 1.0
 
 
-def test_the_expert_recovers_and_its_guesses_are_legal(domain: WordleDomain, tasks: list[Task], folder: Path) -> None:
+def test_expert_recovers_with_legal_guesses(domain: WordleDomain, tasks: list[Task], folder: Path) -> None:
     environment = domain.make(folder)
     for index, task in enumerate(tasks[:20]):
         environment.reset(task)
@@ -325,7 +325,7 @@ def test_lists_have_the_size_of_their_level(level: WeightedLevel) -> None:
         assert make_list(plain, 8) != words
 
 
-def test_english_words_are_words() -> None:
+def test_english_words_are_distinct_lower_case_and_in_all_splits() -> None:
     words = english_words()
     assert len(words) == len(set(words)) > 1000
     assert all(word.isalpha() and word.islower() and len(word) in (4, 5) for word in words)
@@ -334,7 +334,7 @@ def test_english_words_are_words() -> None:
     )
 
 
-def test_recipes_mix_levels_and_keep_splits_in_proportion(domain: WordleDomain) -> None:
+def test_recipes_mix_levels_and_keep_split_proportions(domain: WordleDomain) -> None:
     records = list(domain.recipes(520, 7))
     assert Counter(record["split"] for record in records) == {"train": 240, "valid": 30, "test": 250}
     shares = Counter(domain.record_difficulty(record) for record in records)
@@ -346,7 +346,7 @@ def test_recipes_mix_levels_and_keep_splits_in_proportion(domain: WordleDomain) 
         domain.check(json.loads(json.dumps(record)))
 
 
-def test_shared_lists_hide_each_word_once_unless_words_are_drawn_anew(tmp_path: Path) -> None:
+def test_shared_lists_hide_each_word_once_unless_consistent(tmp_path: Path) -> None:
     made = WeightedLevel(letters=3, alphabet=8, size=64)
     records = list(WordleDomain(WordleSettings(levels=(made,), lists="shared", hidden="consistent")).recipes(200, 0))
     assert len({record["word"] for record in records}) <= 64
@@ -377,8 +377,7 @@ def test_train_and_test_share_no_entities(domain: WordleDomain, tasks: list[Task
         assert not names[2] & (names[0] | names[1])
 
 
-def test_the_panel_is_frozen_and_names_its_lists(domain: WordleDomain, tmp_path: Path) -> None:
-    """Contract: the hash covers words, lists and settings: none can change without it."""
+def test_panel_hash_covers_words_lists_and_settings(domain: WordleDomain, tmp_path: Path) -> None:
     records = list(domain.recipes(52, 0))
     panels = [make_panel(domain, domain.build(records, tmp_path, 1), tmp_path) for _ in range(2)]
     assert panels[0].hash == panels[1].hash
@@ -390,7 +389,7 @@ def test_the_panel_is_frozen_and_names_its_lists(domain: WordleDomain, tmp_path:
     assert make_panel(lmrl, lmrl.build(records, tmp_path, 1), tmp_path).hash != panels[0].hash
 
 
-def test_prompts_show_what_the_switches_say(tmp_path: Path) -> None:
+def test_prompt_follows_settings(tmp_path: Path) -> None:
     level = WeightedLevel(letters=3, alphabet=6, size=4)
     record = next(WordleDomain(WordleSettings(levels=(level,))).recipes(1, 0))
     for settings, shows, hides in (
@@ -423,7 +422,7 @@ def test_prompts_show_what_the_switches_say(tmp_path: Path) -> None:
         ({"word": "xyz"}, "word: 'xyz' is not in its list"),
     ],
 )
-def test_check_names_what_is_wrong(change: dict, message: str) -> None:
+def test_check_error_names_the_problem(change: dict, message: str) -> None:
     domain = WordleDomain(WordleSettings(levels=(WeightedLevel(letters=3, alphabet=8),)))
     record = next(domain.recipes(1, 0))
     domain.check(record)
@@ -433,7 +432,7 @@ def test_check_names_what_is_wrong(change: dict, message: str) -> None:
         domain.check({**record, "split": "test"})
 
 
-def test_bad_settings_and_use_say_what_to_do(domain: WordleDomain, tmp_path: Path) -> None:
+def test_invalid_settings_and_misuse_errors_name_the_cause(domain: WordleDomain, tmp_path: Path) -> None:
     for settings, message in (
         ({"levels": []}, "levels"),
         ({"levels": [{"letters": 3, "alphabet": 40}]}, "alphabet"),

@@ -1,4 +1,4 @@
-"""Exact values of wordle: by hand, against brute force, and what both kinds of hidden word have in common."""
+"""Exact values of wordle: by hand, against brute force, and for both kinds of hidden word."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from stages.environments.wordle.words import WordList, every_word
 from stages.records.task import Task
 
 
-def test_both_kinds_of_hidden_word_are_worth_the_same() -> None:
-    """Contract: fixed words, each as likely, and words drawn anew give a policy the same success; it is the exact value."""
+def test_fixed_and_consistent_words_have_equal_value() -> None:
+    """Contract: with uniform fixed words and with consistent ones, a policy's success is the exact value."""
     policy_words, settings = every_word("bdf", 3), {"max_turns": 3}
     exact = ExactValues(policy_words, WordleSettings(**settings), lambda known, turn: {policy_words.words[known[0]]: 1.0})
 
@@ -34,7 +34,7 @@ def test_both_kinds_of_hidden_word_are_worth_the_same() -> None:
 
 
 def test_exact_values_by_hand() -> None:
-    """Two words: half of the time the first guess is right. Three words that every guess tells apart: one in three."""
+    """Two words: the first guess is right half of the time. Three words that every guess separates: one in three."""
     two = WordList("bd", ("bb", "dd"))
     for turns, solved in ((1, 0.5), (2, 1.0)):
         assert ExactValues(two, WordleSettings(max_turns=turns)).value((0, 1)) == solved
@@ -50,7 +50,7 @@ def test_exact_values_by_hand() -> None:
 
 
 def some_policy(words: WordList):
-    """Depends on what is known and on the turn, guesses what is impossible, and some of it is illegal."""
+    """Depends on knowledge and turn, also guesses impossible words, and is partly illegal."""
 
     def policy(known: tuple[int, ...], turn: int) -> dict[str, float]:
         rng = Random(f"{known} {turn}")
@@ -62,7 +62,7 @@ def some_policy(words: WordList):
 
 
 def brute_force(environment: WordleEnvironment, exact: ExactValues, turn: int) -> float:
-    """The expected return of playing every guess of the policy, illegal ones too, to the end of the real environment's game."""
+    """The expected return of the policy in the real environment, by playing every guess to the end, illegal ones included."""
     if environment.state.over:
         return 0.0
     now, total = environment.snapshot(), 0.0
@@ -79,14 +79,14 @@ def brute_force(environment: WordleEnvironment, exact: ExactValues, turn: int) -
 
 @pytest.mark.parametrize(("reward", "gamma"), [("solved", 1.0), ("lmrl", 0.9)])
 def test_exact_values_equal_brute_force(reward: str, gamma: float) -> None:
-    """Contract: dynamic programming gives the mean, over hidden words, of what enumerating every game gives."""
+    """Contract: dynamic programming equals the mean over hidden words of enumerating every game."""
     settings = WordleSettings(max_turns=3, reward=reward)
     words = every_word("bdf", 2)
     exact = ExactValues(words, settings, some_policy(words), gamma)
     environment = WordleDomain(settings).make(Path())
 
     def mean(guesses: list[str]) -> dict[tuple[int, ...], float]:
-        """What is known after `guesses` -> the mean value over the words that lead there."""
+        """Knowledge after `guesses` -> the mean value over the words that lead to it."""
         found: dict[tuple[int, ...], list[float]] = {}
         for word in words.words:
             steps = play(environment, hand_task(word, "bdf"), guesses)
@@ -100,7 +100,7 @@ def test_exact_values_equal_brute_force(reward: str, gamma: float) -> None:
             assert exact.value(known, len(guesses)) == pytest.approx(value, abs=1e-12)
 
 
-def test_the_optimal_policy_is_best_and_its_advantages_are_never_positive() -> None:
+def test_optimal_policy_is_best_and_its_advantages_are_not_positive() -> None:
     words = every_word("bdf", 2)
     settings = WordleSettings(max_turns=4, reward="lmrl")
     best = ExactValues(words, settings)
@@ -113,7 +113,7 @@ def test_the_optimal_policy_is_best_and_its_advantages_are_never_positive() -> N
     assert expert.value(best.start) == pytest.approx(best.value(best.start), abs=0.05)
 
 
-def test_mistakes_of_policies_and_episodes_are_named() -> None:
+def test_invalid_policies_and_episodes_are_rejected() -> None:
     words, settings = every_word("bd", 2), WordleSettings(max_turns=2)
     for bad in ({"bb": 1.5}, {"bb": -0.1}, {"xx": 0.5}):
         with pytest.raises(ValueError, match="for legal words, at least 0 and add up to at most 1"):

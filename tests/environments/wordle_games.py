@@ -1,4 +1,4 @@
-"""Games of wordle made by hand."""
+"""Hand-made wordle games."""
 
 from __future__ import annotations
 

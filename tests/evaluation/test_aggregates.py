@@ -1,4 +1,4 @@
-"""Statistics over runs against numbers worked out by hand, from the definitions of rliable."""
+"""Statistics over runs against numbers by hand, from rliable's definitions."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def test_paired_difference_by_hand() -> None:
     assert (found.low, found.high) == pytest.approx((2 - 2.484139, 2 + 2.484139), abs=1e-5)
 
 
-def test_a_paired_difference_cancels_what_seeds_share() -> None:
-    """Seeds may differ by far more than the settings do; equal differences leave no doubt."""
+def test_paired_difference_cancels_seed_effects() -> None:
+    """Seeds may differ far more than the settings; equal differences give an interval of width zero."""
     found = paired_difference([0.1, 0.5, 0.9], [0.0, 0.4, 0.8])
     assert (found.low, found.high) == pytest.approx((0.1, 0.1))
 
 
 @pytest.mark.parametrize(("a", "b"), [([1.0], [0.0]), ([1.0, 2.0], [1.0]), ([1.0, float("nan")], [0.0, 0.0])])
-def test_what_cannot_be_paired_is_refused(a: list[float], b: list[float]) -> None:
+def test_unpaired_scores_are_rejected(a: list[float], b: list[float]) -> None:
     with pytest.raises(StatisticsError, match="paired difference needs"):
         paired_difference(a, b)
 
@@ -41,29 +41,31 @@ def test_what_cannot_be_paired_is_refused(a: list[float], b: list[float]) -> Non
     [
         (0.10, 0.02, 0.18, 0.05, "reproduced"),
         (0.10, 0.02, 0.18, 0.00, "reproduced"),
-        (0.03, 0.01, 0.06, 0.05, "undecided"),  # above zero, yet smaller than what was asked for
+        (0.03, 0.01, 0.06, 0.05, "undecided"),  # above zero, below the threshold
         (0.10, -0.02, 0.22, 0.05, "undecided"),
         (0.01, -0.02, 0.04, 0.05, "not reproduced"),
         (-0.10, -0.18, -0.02, 0.00, "not reproduced"),
         (0.00, 0.00, 0.00, 0.00, "not reproduced"),
         (0.00, -0.02, 0.02, 0.00, "undecided"),
-        (-0.01, -0.04, 0.02, -0.05, "reproduced"),  # not behind by as much as 0.05
+        (-0.01, -0.04, 0.02, -0.05, "reproduced"),  # non-inferior with a margin of 0.05
         (-0.01, -0.06, 0.04, -0.05, "undecided"),
         (-0.10, -0.14, -0.06, -0.05, "not reproduced"),
     ],
 )
-def test_verdicts(difference: float, low: float, high: float, threshold: float, verdict: str) -> None:
+def test_claim_verdict_by_interval_and_threshold(
+    difference: float, low: float, high: float, threshold: float, verdict: str
+) -> None:
     assert claim_verdict(PairedDifference(difference, low, high, 5), threshold) == verdict
 
 
 def test_interquartile_mean_by_hand() -> None:
-    """Eight scores: the two lowest and the two highest go. Ten: int(2.5) = 2 of each side go."""
+    """Of eight scores the two lowest and the two highest are dropped; of ten, int(2.5) = 2 on each side."""
     assert iqm(np.array([[0, 1, 2, 3], [4, 5, 6, 100]])) == pytest.approx((2 + 3 + 4 + 5) / 4)
     assert iqm(np.array([[0, 1, 2, 3, 4], [5, 6, 7, 8, 1000]])) == pytest.approx((2 + 3 + 4 + 5 + 6 + 7) / 6)
     assert iqm(np.array([[0.25]])) == 0.25
 
 
-def test_interquartile_mean_is_over_all_scores_and_not_a_mean_of_tasks() -> None:
+def test_interquartile_mean_pools_the_scores_of_all_tasks() -> None:
     scores = np.array([[0.0, 10.0], [1.0, 11.0], [2.0, 12.0], [3.0, 13.0]])
     assert iqm(scores) == pytest.approx((2 + 3 + 10 + 11) / 4)
 
@@ -79,8 +81,8 @@ def test_probability_of_improvement_by_hand() -> None:
         probability_of_improvement(x, y[:, :1])
 
 
-def test_the_bootstrap_keeps_to_its_strata() -> None:
-    """Runs are drawn within a task: a statistic of one constant task never moves, however the others spread."""
+def test_bootstrap_resamples_within_strata() -> None:
+    """Runs are resampled within a task, so that a statistic of a constant task never varies."""
     rng = np.random.default_rng(0)
     scores = np.column_stack([np.full(20, 7.0), rng.normal(0.0, 1.0, 20)])
     fixed = stratified_bootstrap(lambda drawn: float(drawn[:, 0].mean()), scores, resamples=200)
@@ -91,18 +93,18 @@ def test_the_bootstrap_keeps_to_its_strata() -> None:
     assert moving.high == pytest.approx(moving.value + 1.96 * spread, abs=0.06)
 
 
-def test_the_bootstrap_repeats_itself_and_resamples_each_side_on_its_own() -> None:
+def test_bootstrap_is_deterministic_and_resamples_sides_independently() -> None:
     x, y = np.array([[0.1], [0.2], [0.6]]), np.array([[0.1], [0.3], [0.5]])
     one, other = (stratified_bootstrap(probability_of_improvement, x, y, resamples=300, seed=4) for _ in range(2))
     assert one == other
     assert one.low <= one.value <= one.high
-    # Drawn together, equal arrays would always tie.
+    # Resampled jointly, equal arrays would always tie.
     same = stratified_bootstrap(probability_of_improvement, x, x, resamples=300)
     assert same.value == 0.5
     assert same.low < 0.5 < same.high
 
 
 @pytest.mark.parametrize("scores", [[], [[]], [1.0, 2.0], [[float("inf")]]])
-def test_scores_that_are_none_are_refused(scores: list) -> None:
+def test_invalid_scores_are_rejected(scores: list) -> None:
     with pytest.raises(StatisticsError, match=r"\[runs, tasks\]"):
         iqm(np.array(scores))

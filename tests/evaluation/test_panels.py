@@ -1,4 +1,4 @@
-"""Panels are played alike by every model, whatever is played beside, before or after a restart."""
+"""Evaluation on panels: rows are independent of batching, model names and restarts; summaries by hand."""
 
 from __future__ import annotations
 
@@ -58,15 +58,15 @@ def rows_of(curated: Path, folder: Path, policy_hash: str, chunk: int = 100, **c
     return [row for job in jobs for row in play(job, replace(SETTINGS, **changes)).rows]
 
 
-def test_one_row_per_task_and_attempt_whatever_is_played_together(curated: Path, tiny_policy: Path) -> None:
-    """A row does not depend on what else is in its job, nor on the engine's slots."""
+def test_rows_do_not_depend_on_chunks_or_slots(curated: Path, tiny_policy: Path) -> None:
+    """There is one row per task and attempt."""
     whole = rows_of(curated, tiny_policy, "h")
     assert len({(row["task_id"], row["attempt"]) for row in whole}) == 16
     assert rows_of(curated, tiny_policy, "h", chunk=4) == whole
     assert rows_of(curated, tiny_policy, "h", engine=replace(SETTINGS.engine, slots=4)) == whole
 
 
-def test_random_keys_depend_on_task_and_attempt_and_not_on_the_model(curated: Path, tiny_policy: Path) -> None:
+def test_random_keys_do_not_depend_on_the_model(curated: Path, tiny_policy: Path) -> None:
     """Models are compared on common random numbers: the same weights under another name play the same episodes."""
     first, second = rows_of(curated, tiny_policy, "one"), rows_of(curated, tiny_policy, "other")
     assert [{**row, "policy_hash": ""} for row in first] == [{**row, "policy_hash": ""} for row in second]
@@ -74,25 +74,25 @@ def test_random_keys_depend_on_task_and_attempt_and_not_on_the_model(curated: Pa
     assert [row["tokens"] for row in reseeded] != [row["tokens"] for row in first]
 
 
-class Counting:
-    """Prefers actions of large tokens, and notes what it was asked."""
+class RecordingScorer:
+    """Prefers actions with large token ids and records its queries."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[int, ...]] = []
+        self.queries: list[tuple[int, ...]] = []
 
     def scores(self, history: Any, actions: Any) -> Any:
         import torch
 
-        self.asked.append(tuple(history))
+        self.queries.append(tuple(history))
         return torch.tensor([float(sum(action)) for action in actions])
 
 
-def test_a_model_may_choose_among_its_actions(curated: Path, tiny_policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Contract: with +q the scorer of the panel's domain chooses, with +logprob the model itself; neither depends on slots."""
+def test_best_of_n_chooses_by_q_model_or_logprob(curated: Path, tiny_policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: with +q the Q-model of the panel's domain chooses, with +logprob the policy itself; neither depends on slots."""
     from stages.values import q_model
 
-    scorer, asked = Counting(), []
-    monkeypatch.setattr(q_model, "load_q_model", lambda *folders: asked.append(folders) or scorer)
+    scorer, loaded = RecordingScorer(), []
+    monkeypatch.setattr(q_model, "load_q_model", lambda *folders: loaded.append(folders) or scorer)
     panels = load_panels(curated, ["search"])
 
     def rows(by: str, slots: int = 8) -> list[dict[str, Any]]:
@@ -101,24 +101,24 @@ def test_a_model_may_choose_among_its_actions(curated: Path, tiny_policy: Path, 
         return [row for job in jobs for row in play(job, settings).rows]
 
     chosen = rows("q")
-    assert asked == [(Path("q/search"), Path("sft"), "cpu")]
-    histories = sorted(scorer.asked)
+    assert loaded == [(Path("q/search"), Path("sft"), "cpu")]
+    histories = sorted(scorer.queries)
     assert 0 < len(histories) <= sum(row["turns"] for row in chosen)
-    scorer.asked.clear()
+    scorer.queries.clear()
     assert rows("q", slots=4) == chosen
-    assert sorted(scorer.asked) == histories
-    scorer.asked.clear()
+    assert sorted(scorer.queries) == histories
+    scorer.queries.clear()
     assert len(rows("logprob")) == len(chosen)
-    assert scorer.asked == []
+    assert scorer.queries == []
 
 
-def test_a_model_may_choose_by_the_values_of_tokens(curated: Path, tiny_policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Contract: with +value the panel's domain's policy and its values judge; per token where that is asked for."""
+def test_best_of_n_chooses_by_token_values(curated: Path, tiny_policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: with +value the domain's policy and its values choose, per token if requested."""
     from stages.agent import best_of_n
     from stages.values import token_q
 
-    scorer, asked, scaled = Counting(), [], []
-    monkeypatch.setattr(token_q, "load_token_q", lambda *folders: asked.append(folders) or scorer)
+    scorer, loaded, scaled = RecordingScorer(), [], []
+    monkeypatch.setattr(token_q, "load_token_q", lambda *folders: loaded.append(folders) or scorer)
     monkeypatch.setattr(best_of_n, "per_token", lambda rank: scaled.append(rank) or rank)
 
     def rows(by: str, per_token: bool = False) -> list[dict[str, Any]]:
@@ -127,17 +127,17 @@ def test_a_model_may_choose_by_the_values_of_tokens(curated: Path, tiny_policy: 
         return [row for job in jobs for row in play(job, SETTINGS).rows]
 
     plain = rows("value")
-    assert asked == [(Path("rl/search"), "cpu")]
-    assert scorer.asked
+    assert loaded == [(Path("rl/search"), "cpu")]
+    assert scorer.queries
     assert not scaled
     assert rows("value", per_token=True) == plain
     rows("logprob", per_token=True)
     assert len(scaled) == 2
 
 
-def test_how_a_model_chooses_is_part_of_its_name(tmp_path: Path) -> None:
-    """Contract: the same weights with another choice, another n or another Q-model are played apart; by log-probability the
-    Q-models have no say."""
+def test_best_of_n_settings_change_the_policy_hash(tmp_path: Path) -> None:
+    """Contract: another way to choose, another n or another Q-model gives another hash; by log-probability or vote, the
+    Q-model does not matter."""
     (tmp_path / "q/search").mkdir(parents=True)
     (tmp_path / "q/search/q_model.json").write_text("{}")
     best = panels_module.BestOf("q", 5, tmp_path / "q", tmp_path)
@@ -148,13 +148,12 @@ def test_how_a_model_chooses_is_part_of_its_name(tmp_path: Path) -> None:
     assert replace(best, by="logprob").hash("h", ["search"]) == own
     vote = replace(best, by="vote").hash("h", ["search"])
     (tmp_path / "q/search/q_model.json").write_text("{ }")
-    assert replace(best, by="vote").hash("h", ["search"]) == vote, "a Q-model has no say there"
+    assert replace(best, by="vote").hash("h", ["search"]) == vote, "voting does not use the Q-model"
     scaled = replace(best, by="logprob", per_token=True).hash("h", ["search"])
     assert len({own, scaled, replace(best, by="value").hash("h", ["search"]), best.hash("h", ["search"])}) == 4
 
 
-def test_a_panel_that_was_changed_is_refused(curated: Path, tmp_path: Path) -> None:
-    """Panels are frozen and hashed."""
+def test_changed_panel_is_rejected(curated: Path, tmp_path: Path) -> None:
     shutil.copytree(curated, tmp_path / "curated")
     path = tmp_path / "curated" / "search" / "panel.json"
     write_json(path, {**read_json(path), "hash": "0" * 16})
@@ -169,10 +168,10 @@ def test_a_panel_that_was_changed_is_refused(curated: Path, tmp_path: Path) -> N
         load_panels(tmp_path / "curated", ["chess"])
 
 
-def made_rows(
+def make_rows(
     model: str, successes: list[int], panel: str = "p", answers: list[str | None] | None = None, solutions: str = ""
 ) -> list[dict[str, Any]]:
-    """Two attempts at each task, tasks in pairs of one cluster."""
+    """Two attempts per task, two tasks per cluster."""
     return [
         {
             "model": model,
@@ -197,13 +196,13 @@ def made_rows(
     ]
 
 
-def test_numbers_of_a_panel_worked_out_by_hand() -> None:
+def test_report_by_hand() -> None:
     rows = {
-        "base": {"search": made_rows("base", [0, 0, 0, 0, 0, 0, 0, 0])},
-        "sft": {"search": made_rows("sft", [1, 0, 0, 0, 1, 1, 0, 0])},
-        "rl@search": {"search": made_rows("rl@search", [1, 1, 1, 0, 1, 1, 1, 0])},
-        "merged": {"search": made_rows("merged", [1, 1, 0, 0, 1, 1, 1, 0])},
-        "merged_linear": {"search": made_rows("merged_linear", [1, 1, 0, 0, 1, 1, 1, 0])},
+        "base": {"search": make_rows("base", [0, 0, 0, 0, 0, 0, 0, 0])},
+        "sft": {"search": make_rows("sft", [1, 0, 0, 0, 1, 1, 0, 0])},
+        "rl@search": {"search": make_rows("rl@search", [1, 1, 1, 0, 1, 1, 1, 0])},
+        "merged": {"search": make_rows("merged", [1, 1, 0, 0, 1, 1, 1, 0])},
+        "merged_linear": {"search": make_rows("merged_linear", [1, 1, 0, 0, 1, 1, 1, 0])},
     }
     found = report(rows, {"search": "p"}, attempts=2, confidence=0.95, resamples=200, seed=0)
     json.dumps(found, allow_nan=False)
@@ -224,13 +223,13 @@ def test_numbers_of_a_panel_worked_out_by_hand() -> None:
     assert lines[2].startswith("sft,search,0.375,")
 
 
-def test_only_proportions_have_a_proportions_interval() -> None:
-    """Contract: where every episode has one turn or costs nothing, turns and cost have no Wilson interval; the reward has one
-    only where it is success and nothing else in the episodes of every model of the panel."""
+def test_only_proportions_have_wilson_intervals() -> None:
+    """Contract: turns and cost have none, even where every episode has one turn or costs nothing; the reward has one only if it
+    equals success in every episode of every model of the panel."""
 
     def estimates(reward: float) -> dict[str, Any]:
-        base = [{**row, "turns": 1} for row in made_rows("base", [0] * 8)]
-        sft = [{**row, "reward": reward} if row["success"] else row for row in made_rows("sft", [1, 0] * 4)]
+        base = [{**row, "turns": 1} for row in make_rows("base", [0] * 8)]
+        sft = [{**row, "reward": reward} if row["success"] else row for row in make_rows("sft", [1, 0] * 4)]
         rows = {"base": {"search": base}, "sft": {"search": sft}}
         return report(rows, {"search": "p"}, attempts=2, confidence=0.95, resamples=200, seed=0)["models"]["base"]["search"]
 
@@ -243,12 +242,12 @@ def test_only_proportions_have_a_proportions_interval() -> None:
         assert found["reward"] == (found["success"] if reward == 1.0 else {**found["cost"]})
 
 
-def test_a_comparison_is_made_where_both_models_were_played() -> None:
-    """Six of eight attempts against two of eight on the panel that both played, and nothing on the other."""
-    elsewhere = [{**row, "domain": "chess", "panel": "c"} for row in made_rows("sft", [1, 1, 0, 0, 1, 1, 0, 0])]
+def test_models_are_compared_only_on_common_panels() -> None:
+    """Six of eight successes against two of eight on the common panel; no comparison on the other one."""
+    elsewhere = [{**row, "domain": "chess", "panel": "c"} for row in make_rows("sft", [1, 1, 0, 0, 1, 1, 0, 0])]
     rows = {
-        "sft": {"search": made_rows("sft", [1, 0, 0, 0, 1, 0, 0, 0]), "chess": elsewhere},
-        "sft+q": {"search": made_rows("sft+q", [1, 1, 1, 0, 1, 1, 1, 0])},
+        "sft": {"search": make_rows("sft", [1, 0, 0, 0, 1, 0, 0, 0]), "chess": elsewhere},
+        "sft+q": {"search": make_rows("sft+q", [1, 1, 1, 0, 1, 1, 1, 0])},
     }
     found = report(rows, {"search": "p", "chess": "c"}, attempts=2, confidence=0.95, resamples=200, seed=0)
     assert [(item["a"], item["domain"], item["difference"], item["n"]) for item in found["comparisons"]] == [
@@ -258,32 +257,33 @@ def test_a_comparison_is_made_where_both_models_were_played() -> None:
     assert headline(found) == {"search": {"sft": 0.25}, "chess": {"sft": 0.5}}
 
 
-def test_majorities_of_answers_are_counted_where_there_are_answers() -> None:
+def test_maj_at_k_is_reported_if_there_are_answers() -> None:
     """Four tasks with two attempts: (x x right), (x y one right), (none, y right), (none none): 1 + 1/2 + 1 + 0 of 4."""
     answers = ["x", "x", "x", "y", None, "y", None, None]
-    rows = made_rows("sft", [1, 1, 1, 0, 0, 1, 0, 0], answers=answers)
+    rows = make_rows("sft", [1, 1, 1, 0, 0, 1, 0, 0], answers=answers)
     found = summarise(rows, attempts=2, confidence=0.95, resamples=100, seed=0)
     assert found["maj_at_k"] == {"1": found["success"]["mean"], "2": 0.625}
-    silent = summarise(made_rows("sft", [1, 1, 1, 0, 0, 1, 0, 0]), attempts=2, confidence=0.95, resamples=100, seed=0)
+    silent = summarise(make_rows("sft", [1, 1, 1, 0, 0, 1, 0, 0]), attempts=2, confidence=0.95, resamples=100, seed=0)
     assert "maj_at_k" not in silent
 
 
-def test_different_solutions_of_a_panel_by_hand() -> None:
-    """Four tasks with two attempts: solutions (a b), (a a), (a, none), none: 2 + 1 + 1 + 0 of 4 in two attempts, and of the two
-    tasks with two successes those of one differ. A single attempt says nothing."""
-    rows = made_rows("sft", [1, 1, 1, 1, 1, 0, 0, 0], solutions="abaaaxxx")
+def test_distinct_solutions_by_hand() -> None:
+    """Four tasks with two attempts: solutions (a b), (a a), (a, none), none: 2 + 1 + 1 + 0 of 4 in two attempts; of the two tasks
+    with two successes, one has different solutions. There is no number for a single attempt."""
+    rows = make_rows("sft", [1, 1, 1, 1, 1, 0, 0, 0], solutions="abaaaxxx")
     found = summarise(rows, attempts=2, confidence=0.95, resamples=100, seed=0)
     assert found["distinct_at_k"] == {"1": found["success"]["mean"], "2": 1.0}
     assert found["solutions_differ"] == {"mean": 0.5, "n": 2}
     assert found["pass_at_k"]["2"] == 0.75
     once = summarise(rows[::2], attempts=1, confidence=0.95, resamples=100, seed=0)
     assert "distinct_at_k" not in once
-    none = summarise(made_rows("sft", [0] * 8), attempts=2, confidence=0.95, resamples=100, seed=0)
+    none = summarise(make_rows("sft", [0] * 8), attempts=2, confidence=0.95, resamples=100, seed=0)
     assert (none["distinct_at_k"]["2"], none["solutions_differ"]) == (0.0, {"mean": 0.0, "n": 0})
 
 
-def test_what_makes_two_solutions_the_same() -> None:
-    """Contract: the actions taken, but for case and spaces; in `code` the last program, but for names, constants and layout."""
+def test_solution_ignores_superficial_differences() -> None:
+    """Contract: a solution is the actions without case and spaces; in `code`, the last program without names, constants and
+    layout."""
     task = Task("t", "code", "test", 0, "", {"entry": "f", "parameters": ["a"]}, 1.0)
     plain, code = load_domain("search", {}), load_domain("code", {})
 
@@ -302,13 +302,13 @@ def test_what_makes_two_solutions_the_same() -> None:
     assert len({named(code, one) for one in (body, expression, "a*3", "2*a", "a+a", "def g(a): return a*2")}) == 6
 
 
-def test_thoughts_are_turns_and_no_actions() -> None:
-    """Contract: a plan before an action makes it neither better understood nor another solution; its turn counts."""
+def test_thoughts_count_as_turns_but_not_as_actions() -> None:
+    """Contract: a plan before an action changes neither the share of accepted actions nor the solution."""
     task, domain = Task("t", "search", "test", 0, "", {}, 1.0), load_domain("search", {})
 
     def row(plan: str, key: str = THINKING, think: Any = "plan") -> dict[str, Any]:
-        said = ((plan, True, f"start{key}"), ("look", False, "start"), ("answer b", True, "start"))
-        turns = [TurnRecord(one, "", accepted, 0.0, 0.0, state, one, 0, 0) for one, accepted, state in said]
+        script = ((plan, True, f"start{key}"), ("look", False, "start"), ("answer b", True, "start"))
+        turns = [TurnRecord(one, "", accepted, 0.0, 0.0, state, one, 0, 0) for one, accepted, state in script]
         episode = Episode("e", "t", "search", "t", 0, "", "", 1.0, 1.0, 0, turns=turns, reward=1.0)
         return row_of(episode, task, 0, "p", domain, Scaffold(think=think))
 
@@ -321,13 +321,13 @@ def test_thoughts_are_turns_and_no_actions() -> None:
     assert row("first look", think="none")["accepted"] == pytest.approx(2 / 3), "without a scaffold no turn is a thought"
 
 
-def test_an_attempts_answer_is_its_last_actions() -> None:
+def test_answer_is_parsed_from_answer_actions() -> None:
     for domain in (load_domain("search", {}), load_domain("calculator", {})):
-        said = [domain.answer(action) for action in ("answer The  Paris!", "ANSWER 12", "answer", "search paris", "")]
-        assert said == ["paris", "12", None, None, None]
+        answers = [domain.answer(action) for action in ("answer The  Paris!", "ANSWER 12", "answer", "search paris", "")]
+        assert answers == ["paris", "12", None, None, None]
 
 
-def test_who_is_compared_with_whom() -> None:
+def test_pairs_to_compare() -> None:
     assert pairs_to_compare(["base", "sft", "rl@a", "rl@b", "merged", "merged_linear"]) == [
         ("rl@a", "sft"),
         ("rl@b", "sft"),
@@ -352,10 +352,9 @@ def test_who_is_compared_with_whom() -> None:
     ]
 
 
-def test_results_of_different_panels_are_not_compared() -> None:
-    """A comparison across different panels is refused."""
+def test_comparison_across_panels_is_rejected() -> None:
     with pytest.raises(PanelMismatchError, match="different panels"):
-        compare_models(made_rows("a", [0, 1, 0, 1, 1, 1]), made_rows("b", [0, 1, 0, 1, 1, 1], "q"), 0.95, 100, 0)
+        compare_models(make_rows("a", [0, 1, 0, 1, 1, 1]), make_rows("b", [0, 1, 0, 1, 1, 1], "q"), 0.95, 100, 0)
 
 
 @pytest.fixture
@@ -378,8 +377,8 @@ def outputs(context: StageContext) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in paths}
 
 
-def test_models_can_be_chosen(context: StageContext) -> None:
-    """evaluate.models plays some of the models alone; a name that there is not is refused."""
+def test_models_setting_selects_the_models(context: StageContext) -> None:
+    """An unknown name is rejected."""
     chosen = parse_params({**PARAMS, "evaluate": {**PARAMS["evaluate"], "models": ["rl@search", "sft"]}})
     evaluate.run(StageContext("evaluate", None, chosen, context.root, Tracker()))
     evaluation = json.loads((context.reports / "evaluation.json").read_text())
@@ -389,59 +388,59 @@ def test_models_can_be_chosen(context: StageContext) -> None:
         parse_params({**PARAMS, "evaluate": {"models": ["rl@chess"]}})
 
 
-@pytest.mark.parametrize("judge", ["q", "value"])
-def test_a_model_plays_the_panels_that_have_a_judge(context: StageContext, monkeypatch: pytest.MonkeyPatch, judge: str) -> None:
-    """Contract: one that chooses by what a domain has learnt plays that domain's panel alone and is compared there alone."""
+@pytest.mark.parametrize("by", ["q", "value"])
+def test_best_of_n_plays_only_panels_with_a_scorer(context: StageContext, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+    """Contract: a model that chooses by a learned scorer is played and compared only on the domains that have one."""
     from stages.values import q_model, token_q
 
-    asked: list[Path] = []
-    monkeypatch.setattr(q_model, "load_q_model", lambda folder, *_: asked.append(folder) or Counting())
-    monkeypatch.setattr(token_q, "load_token_q", lambda folder, *_: asked.append(folder) or Counting())
+    loaded: list[Path] = []
+    monkeypatch.setattr(q_model, "load_q_model", lambda folder, *_: loaded.append(folder) or RecordingScorer())
+    monkeypatch.setattr(token_q, "load_token_q", lambda folder, *_: loaded.append(folder) or RecordingScorer())
     domain, folder = load_domain("calculator", {}), context.data / "curated" / "calculator"
     records = [record for record in domain.recipes(64, 0) if record["split"] == "test"][:5]
     tasks = domain.build(records, folder / "worlds", 1)
     write_tasks(folder / "tasks.parquet", tasks)
     write_panel(folder / "panel.json", make_panel(domain, tasks, folder / "worlds"))
     shutil.copytree(context.data / "models/rl/search", context.data / "models/rl/calculator")
-    left = {"q": ("q/calculator", q_model.SETTINGS), "value": ("rl/calculator/value", "value.json")}[judge]
+    left = {"q": ("q/calculator", q_model.SETTINGS), "value": ("rl/calculator/value", "value.json")}[by]
     made = context.data / "models" / left[0] / left[1]
     made.parent.mkdir(parents=True)
     made.write_text(json.dumps({"params": {"kind": "step_dpo"}}))
-    learns = {"q": {"annotate": {"q_model": {"kind": "step_dpo"}}}, "value": {"rl": {"algorithm": "b_coder"}}}[judge]
+    learns = {"q": {"annotate": {"q_model": {"kind": "step_dpo"}}}, "value": {"rl": {"algorithm": "b_coder"}}}[by]
     values = {
         **PARAMS,
         "domains": ["search", "calculator"],
         "per_domain": {"search": {}, "calculator": learns},
-        "evaluate": {**PARAMS["evaluate"], "models": ["sft", f"sft+{judge}", "sft+vote"], "best_of": {"n": 2}},
+        "evaluate": {**PARAMS["evaluate"], "models": ["sft", f"sft+{by}", "sft+vote"], "best_of": {"n": 2}},
     }
     evaluate.run(StageContext("evaluate", None, parse_params(values), context.root, Tracker()))
-    assert set(asked) == {context.data / "models" / {"q": "q", "value": "rl"}[judge] / "calculator"}
+    assert set(loaded) == {context.data / "models" / {"q": "q", "value": "rl"}[by] / "calculator"}
     rows = read_rows(context.data / "evaluation" / "rows.parquet")
     both = {"search": 16, "calculator": 2 * len(tasks)}
     counts: dict[str, dict[str, int]] = {}
     for row in rows:
         of_model = counts.setdefault(row["model"], {})
         of_model[row["domain"]] = of_model.get(row["domain"], 0) + 1
-    assert counts == {"sft": both, f"sft+{judge}": {"calculator": 2 * len(tasks)}, "sft+vote": both}
+    assert counts == {"sft": both, f"sft+{by}": {"calculator": 2 * len(tasks)}, "sft+vote": both}
     evaluation = json.loads((context.reports / "evaluation.json").read_text())
     assert {name: set(found) for name, found in evaluation["models"].items()} == {name: set(of) for name, of in counts.items()}
     assert [(item["a"], item["b"], item["domain"], item["n"]) for item in evaluation["comparisons"]] == [
-        (f"sft+{judge}", "sft", "calculator", len(tasks)),
+        (f"sft+{by}", "sft", "calculator", len(tasks)),
         ("sft+vote", "sft", "search", 8),
         ("sft+vote", "sft", "calculator", len(tasks)),
     ]
     metrics = json.loads((context.reports / "metrics.json").read_text())
     assert {name: list(found) for name, found in metrics.items()} == {"search": ["sft"], "calculator": ["sft"]}
     plotted = [line.split(",")[:2] for line in (context.reports / "evaluation.csv").read_text().splitlines()[1:]]
-    assert [one for one in plotted if one[0] == f"sft+{judge}"] == [[f"sft+{judge}", "calculator"]]
+    assert [one for one in plotted if one[0] == f"sft+{by}"] == [[f"sft+{by}", "calculator"]]
     nobody = {**values, "per_domain": {"search": {}, "calculator": {}}}
-    with pytest.raises(ParamsError, match=rf"evaluate\.models: sft\+{judge} needs"):
+    with pytest.raises(ParamsError, match=rf"evaluate\.models: sft\+{by} needs"):
         parse_params(nobody)
 
 
 @pytest.mark.parametrize("horizon", [{"kind": "fixed", "turns": 1}, {"kind": "scaling_inter", "rounds": [1, 2]}])
-def test_evaluation_plays_to_the_environments_limit(context: StageContext, horizon: dict[str, Any]) -> None:
-    """Must hold 7 of ScalingInter-RL: the same weights have the same score whatever limit training has or had."""
+def test_evaluation_ignores_the_training_horizon(context: StageContext, horizon: dict[str, Any]) -> None:
+    """Contract (ScalingInter-RL): the same weights have the same score whatever limit of turns training has or had."""
     evaluate_section, found = {**PARAMS["evaluate"], "models": ["sft"]}, []
     for rl in ({}, {"horizon": horizon}):
         params = parse_params({**PARAMS, "evaluate": evaluate_section, "rl": {**PARAMS.get("rl", {}), **rl}})
@@ -453,8 +452,10 @@ def test_evaluation_plays_to_the_environments_limit(context: StageContext, horiz
     assert max(row["turns"] for row in read_rows(context.data / "evaluation" / "rows.parquet")) == limit > 2
 
 
-def test_the_stage_resumes_exactly_and_plays_equal_models_once(context: StageContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed and started again, or after its shards, the stage ends with the same bytes and plays only what is missing."""
+def test_resume_and_shards_write_same_bytes_and_equal_models_play_once(
+    context: StageContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Contract: after a kill, or after its shards, the stage writes the same bytes and plays only what is missing."""
     played: list[str] = []
 
     def counting(job: Any, settings: Settings) -> Any:
@@ -466,7 +467,7 @@ def test_the_stage_resumes_exactly_and_plays_equal_models_once(context: StageCon
     monkeypatch.setattr(evaluate, "play", counting)
     stop_after = 100
     evaluate.run(context)
-    # Three different models (the merges are the specialist), 16 episodes each, in jobs of 8.
+    # Three different models (the merges equal the specialist), 16 episodes each, in jobs of 8.
     assert len(played) == 6
     assert len(read_rows(context.data / "evaluation" / "rows.parquet")) == 5 * 16
     undisturbed = outputs(context)
@@ -486,7 +487,7 @@ def test_the_stage_resumes_exactly_and_plays_equal_models_once(context: StageCon
     assert not set(first) & set(played)
     assert outputs(context) == undisturbed
 
-    # Divided over four shards of six jobs, in any order; the stage then plays nothing.
+    # Six jobs divided over four shards, run in any order; the stage then plays nothing.
     shutil.rmtree(context.data / "evaluation")
     shutil.rmtree(context.reports)
     by_shard = []
@@ -501,8 +502,8 @@ def test_the_stage_resumes_exactly_and_plays_equal_models_once(context: StageCon
     assert outputs(context) == undisturbed
 
 
-def test_any_number_of_workers_gives_the_same_bytes(context: StageContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Contract: forks play all jobs, each once, and the stage writes what one process alone writes."""
+def test_any_number_of_workers_writes_same_bytes(context: StageContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: forks play all jobs, each once."""
     log = context.root / "played"
 
     def logging(job: Any, settings: Settings) -> Any:

@@ -20,16 +20,16 @@ from stages.evaluation.statistics import (
 )
 
 
-def test_a_task_counts_once_by_the_mean_of_its_attempts() -> None:
-    """Contract: attempts are averaged within their task first, however they are ordered and however many there are."""
+def test_tasks_have_equal_weight() -> None:
+    """Contract: attempts are averaged within their task first, whatever their order and number."""
     names, means = task_means([1.0, 0.0, 1.0, 0.0, 0.0], ["b", "a", "a", "b", "b"])
     assert names == ["a", "b"]
     assert means.tolist() == pytest.approx([1 / 2, 1 / 3])
     assert mean_interval([1.0, 0.0, 1.0, 0.0, 0.0], ["b", "a", "a", "b", "b"]).mean == pytest.approx(5 / 12)
 
 
-def test_bootstrap_matches_the_exact_distribution() -> None:
-    """Contract: the interval holds the percentiles of the mean under resampling of tasks, enumerable for three tasks."""
+def test_bootstrap_interval_matches_the_exact_distribution() -> None:
+    """Contract: the interval holds percentiles of the mean under resampling of tasks, which can be enumerated for three tasks."""
     means = np.array([0.0, 0.5, 1.0])
     draws = np.sort([np.mean(draw) for draw in itertools.product(means, repeat=3)])
     found = mean_interval(np.repeat(means, 2), ["a", "a", "b", "b", "c", "c"], confidence=0.8, resamples=20000)
@@ -38,7 +38,7 @@ def test_bootstrap_matches_the_exact_distribution() -> None:
     assert (found.n, found.clusters, found.attempts, found.method) == (3, 3, 6, "bootstrap")
 
 
-def test_interval_width_is_that_of_the_standard_error() -> None:
+def test_interval_width_equals_standard_error_over_tasks() -> None:
     """Contract: for many tasks the 95 % interval is the mean +- 1.96 standard errors over tasks, not over attempts."""
     rng = np.random.default_rng(0)
     skill = rng.random(400)
@@ -61,14 +61,13 @@ def test_clusters_are_resampled_whole() -> None:
     assert together.high - together.low > 2 * (alone.high - alone.low)
 
 
-def test_clusters_of_unequal_size_keep_tasks_equal() -> None:
+def test_tasks_of_unequal_clusters_have_equal_weight() -> None:
     """Contract: the mean is over tasks, so a larger cluster weighs more."""
     clusters = {"a": "x", "b": "x", "c": "x", "d": "y"}
     assert mean_interval([1.0, 1.0, 1.0, 0.0], list("abcd"), clusters=clusters).mean == 0.75
 
 
-def test_intervals_repeat_by_seed_and_not_by_row_order() -> None:
-    """Contract: the same seed gives the same interval whatever the order of rows; another seed another draw."""
+def test_intervals_depend_on_the_seed_but_not_on_row_order() -> None:
     rng = np.random.default_rng(1)
     values, tasks = rng.random(60), [f"t{i // 2}" for i in range(60)]
     order = rng.permutation(60)
@@ -79,8 +78,8 @@ def test_intervals_repeat_by_seed_and_not_by_row_order() -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
-def test_a_perfect_score_falls_back_on_wilson(value: float) -> None:
-    """Contract: without any variation the bootstrap says nothing; the interval is Wilson's, not a point."""
+def test_constant_proportion_has_wilson_interval(value: float) -> None:
+    """Contract: without variation the bootstrap would give a point."""
     found = mean_interval([value] * 50, [f"t{i // 2}" for i in range(50)], proportion=True)
     assert found.method == "wilson"
     assert (found.low, found.high) == wilson_interval(int(value) * 25, 25)
@@ -88,9 +87,9 @@ def test_a_perfect_score_falls_back_on_wilson(value: float) -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, -3.0, 12.0])
-def test_numbers_that_are_no_proportions_never_have_a_proportions_interval(value: float) -> None:
-    """Contract: turns, tokens, costs and graded rewards that are all alike have the point itself, 0 and 1 included; a proportion
-    outside [0, 1] is a mistake of the caller's."""
+def test_constant_non_proportion_has_a_point_interval(value: float) -> None:
+    """Contract: constant turns, tokens, costs and graded rewards have a point as interval, also at 0 and 1; a proportion outside
+    [0, 1] is an error."""
     tasks = [f"t{i // 2}" for i in range(50)]
     found = mean_interval([value] * 50, tasks)
     assert (found.method, found.low, found.mean, found.high) == ("bootstrap", value, value, value)
@@ -99,7 +98,7 @@ def test_numbers_that_are_no_proportions_never_have_a_proportions_interval(value
             mean_interval([value] * 50, tasks, proportion=True)
 
 
-def test_wilson_by_hand() -> None:
+def test_wilson_interval_by_hand() -> None:
     """Contract: (p + z^2/2n +- z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n) for 7 of 10."""
     z, p, n = 1.959964, 0.7, 10
     middle = (p + z * z / (2 * n)) / (1 + z * z / n)
@@ -117,15 +116,15 @@ def test_pass_at_k_by_hand(n: int, c: int, k: int, expected: float) -> None:
 
 
 def test_pass_at_k_is_the_mean_over_subsets() -> None:
-    """Contract: the estimate is the share of k-subsets of the attempts that hold a success, also for large n."""
+    """Contract: the estimate is the share of k-subsets of the attempts that contain a success, also for large n."""
     attempts = [True, False, False, True, False, False]
     subsets = list(itertools.combinations(attempts, 3))
     assert pass_at_k(6, 2, 3) == pytest.approx(sum(any(subset) for subset in subsets) / len(subsets))
     assert pass_at_k(256, 1, 128) == pytest.approx(0.5)
 
 
-def test_different_solutions_are_counted_without_bias() -> None:
-    """Contract: the mean over k-subsets of the number of different solutions; pass@k where there is but one. Six attempts: a a b
+def test_distinct_at_k_is_the_mean_over_subsets() -> None:
+    """Contract: the mean over k-subsets of the number of different solutions; pass@k if there is only one. Six attempts: a a b
     and three failures."""
     attempts = ["a", "a", "b", None, None, None]
     for k in range(1, 7):
@@ -138,13 +137,13 @@ def test_different_solutions_are_counted_without_bias() -> None:
         distinct_at_k(6, [4, 3], 2)
 
 
-def test_whether_two_successes_differ_does_not_depend_on_how_many_there_are() -> None:
-    """Contract: over all pairs of successes; of a a b two of three differ, and nothing is said of fewer than two."""
+def test_chance_of_differing_is_unbiased_for_any_number_of_successes() -> None:
+    """Contract: over all pairs of successes; of a a b two of three pairs differ; None for fewer than two."""
     assert chance_of_differing([2, 1]) == pytest.approx(2 / 3)
     assert chance_of_differing([5]) == 0.0
     assert chance_of_differing([1, 1, 1]) == 1.0
     assert chance_of_differing([1]) is chance_of_differing([]) is None
-    # Unbiased: its mean over draws of 2, 3 or 5 successes of a policy that finds a and b at 0.7 and 0.3 is 2 * 0.7 * 0.3.
+    # Its mean over 2, 3 or 5 successes of a policy that finds a and b with probability 0.7 and 0.3 is 2 * 0.7 * 0.3.
     for successes in (2, 3, 5):
         mean = 0.0
         for drawn in itertools.product((0, 1), repeat=successes):
@@ -154,7 +153,7 @@ def test_whether_two_successes_differ_does_not_depend_on_how_many_there_are() ->
 
 
 def test_majority_by_hand() -> None:
-    """Three of five votes win whatever they are worth; no answer is no vote; a tie between right and wrong counts half."""
+    """The most frequent answer wins, whatever its reward; None is no vote; a tie between right and wrong counts half."""
     assert majority(["a", "a", "b", "b", "b"], [1, 1, 0, 0, 0]) == 0.0
     assert majority(["a", "a", "a", "b", "b"], [1, 1, 1, 0, 0]) == 1.0
     assert majority([None, None, None, "b"], [0, 0, 0, 1]) == 1.0
@@ -163,8 +162,8 @@ def test_majority_by_hand() -> None:
 
 
 def test_maj_at_k_is_the_mean_over_subsets() -> None:
-    """open_agentrl 7: for k = 1 average, pass and maj are one. (a a b c), a right: maj@2 over 6 pairs: aa 1, four of one a and
-    another answer 1/2, bc 0: 3/6; maj@3: aab, aac 1, abc twice 1/3: 2/3; maj@4: 1."""
+    """For k = 1 the mean, pass@1 and maj@1 are equal. (a a b c), a right: maj@2 over 6 pairs: aa 1, four of one a and another
+    answer 1/2, bc 0: 3/6; maj@3: aab, aac 1, abc twice 1/3: 2/3; maj@4: 1."""
     answers, right = ["a", "a", "b", "c"], [True, True, False, False]
     found = [maj_at_k(answers, right, k) for k in (1, 2, 3, 4)]
     assert found == pytest.approx([0.5, 0.5, 2 / 3, 1.0])
@@ -179,8 +178,8 @@ def test_maj_at_k_is_the_mean_over_subsets() -> None:
         maj_at_k(answers, right, 5)
 
 
-def test_pass_at_k_by_task_feeds_the_interval() -> None:
-    """Contract: one value per task, tasks with other numbers of attempts included; too few attempts are refused."""
+def test_pass_at_k_by_task_has_one_value_per_task() -> None:
+    """Contract: tasks may have different numbers of attempts; too few attempts are rejected."""
     names, found = pass_at_k_by_task([1, 0, 0, 1, 1], ["b", "b", "a", "a", "a"], 2)
     assert names == ["a", "b"]
     assert found.tolist() == pytest.approx([1.0, 1.0])
@@ -191,7 +190,7 @@ def test_pass_at_k_by_task_feeds_the_interval() -> None:
 
 @pytest.mark.parametrize("size", [2, 5, 9])
 def test_sign_flip_is_exact_for_few_clusters(size: int) -> None:
-    """Contract: p is the share of sign patterns with a sum at least as far from 0 as the one seen."""
+    """Contract: p is the share of sign patterns with a sum at least as far from 0 as the observed one."""
     differences = np.round(np.random.default_rng(size).normal(0.3, 1.0, size), 2)
     sums = [abs(np.dot(signs, differences)) for signs in itertools.product([1, -1], repeat=size)]
     expected = np.mean(np.array(sums) >= abs(differences.sum()) - 1e-12)
@@ -199,8 +198,8 @@ def test_sign_flip_is_exact_for_few_clusters(size: int) -> None:
     assert sign_flip_p(np.concatenate([differences, np.zeros(50)]), 2000, 0) == pytest.approx(expected)
 
 
-def test_sign_flip_of_nothing_is_one() -> None:
-    """Contract: no cluster that differs, or only one, can tell nothing."""
+def test_sign_flip_p_is_one_without_evidence() -> None:
+    """Contract: no cluster that differs, or only one, is no evidence."""
     assert sign_flip_p(np.zeros(30), 1000, 0) == 1.0
     assert sign_flip_p(np.array([0.0, 2.0]), 1000, 0) == 1.0
 
@@ -216,8 +215,9 @@ def test_comparison_by_hand() -> None:
     assert (mirrored.difference, mirrored.verdict, mirrored.p) == (-1.0, "worse", pytest.approx(2 / 64))
 
 
-def test_pairing_finds_what_the_spread_of_tasks_would_hide() -> None:
-    """Contract: a small steady gain over tasks of very different difficulty is found; without one the verdict is open."""
+def test_pairing_detects_a_small_gain_despite_task_spread() -> None:
+    """Contract: a small consistent gain over tasks of very different difficulty is detected; without a gain the verdict is
+    undecided."""
     rng = np.random.default_rng(0)
     hard, tasks = rng.random(100), [f"t{i}" for i in range(100)]
     gain = compare(hard + 0.05 + rng.normal(0, 0.02, 100), tasks, hard, tasks)
@@ -228,14 +228,14 @@ def test_pairing_finds_what_the_spread_of_tasks_would_hide() -> None:
     assert none.p > 0.05
 
 
-def test_the_same_model_twice_is_undecided() -> None:
-    """Contract: no difference gives the interval [0, 0], p = 1 and no verdict."""
+def test_equal_scores_are_undecided() -> None:
+    """Contract: the interval is [0, 0] and p = 1."""
     found = compare([1.0, 0.0, 1.0], list("abc"), [1.0, 0.0, 1.0], list("abc"))
     assert (found.difference, found.low, found.high, found.p, found.verdict) == (0.0, 0.0, 0.0, 1.0, "undecided")
 
 
-def test_comparison_by_cluster_is_more_careful() -> None:
-    """Contract: signs flip by cluster: ten tasks of one cluster are one piece of evidence."""
+def test_comparison_by_cluster_is_more_conservative() -> None:
+    """Contract: signs flip by cluster: ten tasks of one cluster are one observation."""
     tasks = [f"t{i}" for i in range(30)]
     clusters = {task: str(i // 10) for i, task in enumerate(tasks)}
     ones, zeros = [1.0] * 30, [0.0] * 30
@@ -243,18 +243,18 @@ def test_comparison_by_cluster_is_more_careful() -> None:
     assert compare(ones, tasks, zeros, tasks, clusters=clusters).p == pytest.approx(2 / 2**3)
 
 
-def test_false_alarms_are_as_rare_as_promised() -> None:
-    """Contract: two equal models are told apart in about 5 % of panels by the p and by the interval."""
+def test_false_positive_rate_is_nominal() -> None:
+    """Contract: two equal models differ significantly in about 5 % of panels, by p and by the interval."""
     tasks = [f"t{i // 2}" for i in range(120)]
-    alarms = np.zeros(2)
+    positives = np.zeros(2)
     for trial in range(200):
         rng = np.random.default_rng(trial)
         a, b = (rng.random((2, 120)) < 0.5).astype(float)
         found = compare(a, tasks, b, tasks, resamples=400, seed=trial)
-        alarms += [found.p < 0.05, found.verdict != "undecided"]
+        positives += [found.p < 0.05, found.verdict != "undecided"]
     # 200 trials at 5 %: 10 expected, standard deviation 3.
-    assert alarms.max() <= 20
-    assert alarms.min() >= 2
+    assert positives.max() <= 20
+    assert positives.min() >= 2
 
 
 @pytest.mark.parametrize(
@@ -264,8 +264,8 @@ def test_false_alarms_are_as_rare_as_promised() -> None:
         (list("abc"), list("abb"), r"only the first has \(such as c\)"),
     ],
 )
-def test_unequal_task_lists_are_refused(tasks_a: list[str], tasks_b: list[str], message: str) -> None:
-    """Contract: a comparison across different tasks is refused, naming tasks that are not common."""
+def test_comparison_of_different_tasks_is_rejected(tasks_a: list[str], tasks_b: list[str], message: str) -> None:
+    """Contract: the message names tasks that are not common."""
     with pytest.raises(StatisticsError, match=message):
         compare([1.0] * 3, tasks_a, [0.0] * 3, tasks_b)
 
@@ -280,9 +280,8 @@ def test_unequal_task_lists_are_refused(tasks_a: list[str], tasks_b: list[str], 
         ([1.0, 0.0], ["a", "b"], {"a": "x"}, "task b belongs to no cluster"),
     ],
 )
-def test_samples_that_say_nothing_are_refused(
+def test_invalid_samples_are_rejected(
     values: list[float], tasks: list[str], clusters: dict[str, str] | None, message: str
 ) -> None:
-    """Contract: errors say what is wrong with the rows."""
     with pytest.raises(StatisticsError, match=message):
         mean_interval(values, tasks, clusters=clusters)

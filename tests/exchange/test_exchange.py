@@ -1,4 +1,4 @@
-"""Out and in again: what was exported comes back as it was, and trains the same tokens; `datasets` reads every file."""
+"""Export and import round trips: episodes and pairs are unchanged and train the same tokens; `datasets` reads every file."""
 
 from __future__ import annotations
 
@@ -49,9 +49,7 @@ PARAMS: dict[str, Any] = {
 }
 
 
-class Silent:
-    """A tracker that sends nothing."""
-
+class NullTracker:
     def __getattr__(self, name: str) -> Any:
         return lambda *values, **settings: None
 
@@ -72,13 +70,13 @@ def curated(root: Path, lines: Sequence[str], imports: Sequence[str] = (), **cha
     (root / "data/raw/search.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     values = {**PARAMS, **changes, "curate": {**PARAMS["curate"], **changes.get("curate", {}), "imports": list(imports)}}
     (root / "params.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
-    curate.run(StageContext("curate", "search", parse_params(values), root, Silent()))  # type: ignore[arg-type]
+    curate.run(StageContext("curate", "search", parse_params(values), root, NullTracker()))  # type: ignore[arg-type]
     return root / "data/curated/search"
 
 
 @pytest.fixture(scope="module")
 def source(lines: list[str], chat: Chat, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A curated domain with episodes in the place of rollouts: the demonstrations with their tokens and two failures."""
+    """A curated domain whose demonstrations, with their tokens, serve as rollouts, and two failures."""
     root = tmp_path_factory.mktemp("source")
     folder = curated(root, lines)
     episodes = []
@@ -100,7 +98,7 @@ def source(lines: list[str], chat: Chat, tmp_path_factory: pytest.TempPathFactor
 
 
 def exported(source: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> list[dict[str, Any]]:
-    """What `python -m stages.exchange` writes, read back."""
+    """Run `python -m stages.exchange` and read what it wrote."""
     monkeypatch.chdir(source)
     monkeypatch.setattr("sys.argv", ["export", *arguments])
     monkeypatch.setattr("stages.runtime.workers.quiet_environment", lambda *settings: None)
@@ -114,11 +112,11 @@ def imported(root: Path, lines: Sequence[str], rows: Sequence[dict[str, Any]], k
     return curated(root, lines, [file], **changes)
 
 
-def brought(folder: Path) -> list[Episode]:
+def imported_episodes(folder: Path) -> list[Episode]:
     return [episode for episode in read_episodes(folder / "demonstrations.parquet") if episode.policy_hash == IMPORTED]
 
 
-def trained(chat: Chat, episodes: Sequence[Episode]) -> Counter[tuple[str, int]]:
+def trained_tokens(chat: Chat, episodes: Sequence[Episode]) -> Counter[tuple[str, int]]:
     """(history and token, as text) -> how often SFT trains on it."""
     documents = encode(chat, episodes, 10_000)
     found: Counter[tuple[str, int]] = Counter()
@@ -131,19 +129,19 @@ def trained(chat: Chat, episodes: Sequence[Episode]) -> Counter[tuple[str, int]]
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 @pytest.mark.parametrize("form", ["messages", "turns"])
-def test_episodes_come_back_exactly(
+def test_episodes_round_trip(
     source: Path, lines: list[str], chat: Chat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, kind: str
 ) -> None:
-    """Contract: out and in, an episode has its messages, rewards, outcome and keys; SFT trains the tokens it would have trained,
-    each once; and out again, the rows are the same."""
+    """Contract: an exported and imported episode keeps messages, rewards, outcome and keys; SFT trains the same tokens, each
+    once; and a second export gives the same rows."""
     path = str(tmp_path / f"out.{kind}")
     rows = exported(source, monkeypatch, "episodes", "--domain", "search", "--format", form, "--successes", "--to", path)
     whole = [one for one in read_episodes(source / "data/rollouts/search/episodes.parquet") if one.success]
     assert len(rows) == (len(whole) if form == "messages" else sum(len(one.turns) for one in whole))
     once = {repr(row["messages"] if form == "messages" else (row["prompt"], row["completion"])) for row in rows}
     folder = imported(tmp_path, lines, rows, kind)
-    back = brought(folder)
-    assert len(back) == len(once), "equal records count once"
+    back = imported_episodes(folder)
+    assert len(back) == len(once), "duplicates are dropped"
     texts = {str(conversation(one)): one for one in whole}
     if form == "messages":
         for one in back:
@@ -156,9 +154,9 @@ def test_episodes_come_back_exactly(
             assert row["messages"] == known[str(row["messages"])]["messages"]
             assert (row["reward"], row["success"]) == (1.0, True)
     distinct = list({str(one.messages): one for one in whole}.values())
-    assert set(trained(chat, back)) == set(trained(chat, distinct))
+    assert set(trained_tokens(chat, back)) == set(trained_tokens(chat, distinct))
     if form == "messages":
-        assert trained(chat, back) == trained(chat, distinct)
+        assert trained_tokens(chat, back) == trained_tokens(chat, distinct)
 
 
 def test_rejected_records_are_reported_with_file_line_and_reason(
@@ -173,7 +171,7 @@ def test_rejected_records_are_reported_with_file_line_and_reason(
     talk = [{"role": "user", "content": "Who are you?"}, {"role": "assistant", "content": "answer Nobody"}]
     name = test.spec["start"]
 
-    def said(*changes: tuple[int, str]) -> list[dict[str, str]]:
+    def changed_messages(*changes: tuple[int, str]) -> list[dict[str, str]]:
         messages = [dict(message) for message in shown.messages]
         for place, text in changes:
             messages[place]["content"] = text
@@ -185,9 +183,9 @@ def test_rejected_records_are_reported_with_file_line_and_reason(
         {"messages": [{"role": "user", "content": test.prompt}, talk[1]]},
         {"messages": talk, "task_id": "search-train-nowhere"},
         {"messages": [{"role": "user", "content": test.prompt}, talk[1]], "task_id": test.task_id},
-        {"messages": said((2, "Another page.")), "task_id": train.task_id},
+        {"messages": changed_messages((2, "Another page.")), "task_id": train.task_id},
         {"messages": [*shown.messages, {"role": "user", "content": "?"}, talk[1]], "task_id": train.task_id},
-        {"messages": said((len(shown.messages) - 1, "answer Nobody")), "task_id": train.task_id},
+        {"messages": changed_messages((len(shown.messages) - 1, "answer Nobody")), "task_id": train.task_id},
         {"messages": talk, "domain": "textworld"},
         {"messages": [{"role": "user", "content": "word " * 700}, talk[1]]},
         {"prompt": "Who?", "completion": f"answer {name}"},
@@ -229,13 +227,13 @@ def test_rejected_records_are_reported_with_file_line_and_reason(
     )
     assert report["rejected"]["panel_task"] == 1
     assert "data/raw/mine.jsonl" in str(_curate_domain("search", 0, report))
-    free = [one for one in brought(folder) if one.task_id.startswith("imported/")]
+    free = [one for one in imported_episodes(folder) if one.task_id.startswith("imported/")]
     assert [one.episode_id for one in free] == ["imported/mine-000001", "imported/mine-000011"]
 
 
-def test_thoughts_come_in_with_what_they_led_to(source: Path, lines: list[str], tmp_path: Path) -> None:
-    """Contract: with `model.thinking`, a record's thoughts are learnt and the environment plays the actions behind them; without,
-    they are part of the action, which the environment does not know."""
+def test_thinking_setting_separates_thoughts_from_actions(source: Path, lines: list[str], tmp_path: Path) -> None:
+    """Contract: with `model.thinking`, thoughts are trained on and the environment plays the actions after them; without, they
+    are part of the action, which the environment does not know."""
     shown = [one for one in read_episodes(source / "data/curated/search/demonstrations.parquet") if one.policy_hash == "expert"]
     rows = episode_rows(shown, "messages", {})
     for row in rows:
@@ -243,7 +241,7 @@ def test_thoughts_come_in_with_what_they_led_to(source: Path, lines: list[str], 
             message["content"] = f"<think>\nwhich one?\n</think>\n\n{message['content']}"
     free = {"messages": [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "<think>hm</think>answer No"}]}
     none = {"expert_demonstrations": 0, "noisy_demonstrations": 0}
-    back = brought(imported(tmp_path / "on", lines, [*rows, free], curate=none, model={"thinking": {}}))
+    back = imported_episodes(imported(tmp_path / "on", lines, [*rows, free], curate=none, model={"thinking": {}}))
     by_task = {one.task_id: one for one in back if one.task_id in {known.task_id for known in shown}}
     assert len(by_task) == len(shown)
     for known in shown:
@@ -253,11 +251,11 @@ def test_thoughts_come_in_with_what_they_led_to(source: Path, lines: list[str], 
         assert (one.reward, one.success) == (1.0, True)
     (talk,) = (one for one in back if one.task_id.startswith("imported/"))
     assert (talk.turns[0].action, talk.messages[1]["content"]) == ("answer No", "<think>hm</think>answer No")
-    off = brought(imported(tmp_path / "off", lines, [*rows, free], curate=none))
+    off = imported_episodes(imported(tmp_path / "off", lines, [*rows, free], curate=none))
     assert [one.turns[0].action for one in off] == ["<think>hm</think>answer No"]
 
 
-def test_a_file_that_is_not_there_and_one_that_dvc_does_not_see(lines: list[str], tmp_path: Path) -> None:
+def test_missing_import_file_and_file_outside_data_raw_are_rejected(lines: list[str], tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"curate\.imports lists data/raw/none\.jsonl, which does not exist"):
         curated(tmp_path, lines, ["data/raw/none.jsonl"])
     for name in ("data/mine.jsonl", "/tmp/a.jsonl", "data/raw/../a.jsonl", "data/raw/a.csv"):
@@ -268,8 +266,8 @@ def test_a_file_that_is_not_there_and_one_that_dvc_does_not_see(lines: list[str]
         parse_params({**PARAMS, "rl": pairs})
 
 
-def grown(source: Path, chat: Chat) -> None:
-    """A search tree of the first training task in the place of annotate's: a right and a wrong answer, and a turn before both."""
+def write_search_tree(source: Path, chat: Chat) -> None:
+    """Write a search tree of the first training task as annotate does: a right and a wrong answer, and a turn before both."""
     task = next(task for task in read_tasks(source / "data/curated/search/tasks.parquet") if task.split == "train")
     environment = SearchDomain().make(source / "data/curated/search/worlds")
     environment.reset(task)
@@ -300,12 +298,12 @@ def grown(source: Path, chat: Chat) -> None:
 
 
 @pytest.mark.parametrize("level", ["step", "trajectory"])
-def test_pairs_come_back_exactly(
+def test_pairs_round_trip(
     source: Path, lines: list[str], chat: Chat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: str
 ) -> None:
-    """Contract: exported pairs, imported, are the same histories and continuations with the same weights and values; where the
-    policy wrote its text in the tokenizer's own way, token for token."""
-    grown(source, chat)
+    """Contract: exported and imported pairs keep histories, continuations, weights and values; token for token if the policy's
+    text has the tokenizer's own encoding."""
+    write_search_tree(source, chat)
     path = str(tmp_path / "pairs.jsonl")
     rows = exported(source, monkeypatch, "pairs", "--domain", "search", "--level", level, "--to", path)
     assert [len(row["chosen"]) for row in rows] == ([1, 1] if level == "step" else [1, 3])
@@ -319,22 +317,22 @@ def test_pairs_come_back_exactly(
         imported_pairs(folder, chat, 20)
 
 
-def test_imported_episodes_join_groups_as_external_ones_do(source: Path, lines: list[str], chat: Chat, tmp_path: Path) -> None:
-    """Contract: `rl.external: {source: all}` draws whole imported episodes of training tasks, and no parts of any."""
+def test_external_source_all_draws_whole_imported_episodes(source: Path, lines: list[str], chat: Chat, tmp_path: Path) -> None:
+    """Contract: `rl.external: {source: all}` draws imported episodes of training tasks, and no parts of any."""
     shown = [one for one in read_episodes(source / "data/curated/search/demonstrations.parquet") if one.policy_hash == "expert"]
     rows = [*episode_rows(shown, "messages", {}), *episode_rows(shown, "turns", {})]
     folder = imported(tmp_path, lines, rows, curate={"expert_demonstrations": 0, "noisy_demonstrations": 0})
     tasks = {task.task_id for task in read_tasks(folder / "tasks.parquet", "train")}
     params = parse_params({**PARAMS, "rl": {"external": {"per_group": 4, "source": "all"}}}).rl.external
-    external = ExternalEpisodes(brought(folder), tasks, chat, params, 640)
+    external = ExternalEpisodes(imported_episodes(folder), tasks, chat, params, 640)
     assert {task: external.count(task) for task in sorted(tasks)} == {
         task: sum(one.task_id == task for one in shown) for task in sorted(tasks)
     }
 
 
-def test_datasets_reads_every_file(source: Path, tmp_path: Path, chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Contract: the real `datasets` loads each kind of file, with the columns that TRL and verl name, and the same values."""
-    grown(source, chat)
+def test_datasets_loads_every_file(source: Path, tmp_path: Path, chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: `datasets` loads each kind of file with the same values, in the columns that TRL and verl expect."""
+    write_search_tree(source, chat)
     from datasets import load_dataset
 
     wanted = {
@@ -384,7 +382,7 @@ def test_datasets_reads_every_file(source: Path, tmp_path: Path, chat: Chat, mon
         (["model", "merged", "--to", "data"], "data already exists"),
     ],
 )
-def test_failed_exports_give_the_reason(
+def test_failed_export_gives_the_reason(
     source: Path, arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(source)
@@ -394,9 +392,9 @@ def test_failed_exports_give_the_reason(
     assert words in capsys.readouterr().err
 
 
-def test_models_are_plain_hugging_face_folders(tiny_policy: Path, tmp_path: Path) -> None:
-    """Contract: transformers alone, with nothing of this project, loads a model and lays a conversation out as rollouts do; a
-    LoRA adapter becomes a model of its own."""
+def test_exported_models_load_with_transformers_alone(tiny_policy: Path, tmp_path: Path) -> None:
+    """Contract: transformers, without this project, loads a model and renders a conversation as rollouts do; a LoRA adapter
+    becomes a full model."""
     pytest.importorskip("peft", reason="needs the extra `lora`: pip install 'bellwether[lora]'")
     import torch
     from adapters import make_adapter

@@ -1,4 +1,4 @@
-"""What records of other tools are understood as, and what is refused with which words."""
+"""Parsing of other tools' records, and the reasons for which they are rejected."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def agent(text: str) -> dict[str, str]:
 TALK = [user("open the box"), agent("take key"), user("you have it"), agent("open box")]
 
 
-def test_demonstrations_in_all_their_shapes() -> None:
-    """Contract: the same conversation, whichever way it is told; of prompt and completion only the completion is learnt."""
+def test_demonstration_formats_parse_alike() -> None:
+    """Contract: every format gives the same conversation; of prompt and completion only the completion is trained on."""
     assert parse({"messages": TALK}) == Demonstration(TALK, 0)
     assert parse({"prompt": TALK[:3], "completion": TALK[3:], "task_id": "t"}) == Demonstration(TALK, 1, "t")
     assert parse({"prompt": "open the box", "completion": "take key"}) == Demonstration(TALK[:2], 0)
     assert parse({"messages": TALK, "prompt": None, "label": True, "score": 3}) == Demonstration(TALK, 0)
-    told = [{"role": "system", "content": "be brief"}, {**TALK[0], "name": None, "tool_calls": None}, *TALK[1:]]
-    assert parse({"messages": told}) == Demonstration([user("be brief\nopen the box"), *TALK[1:]], 0)
+    with_system = [{"role": "system", "content": "be brief"}, {**TALK[0], "name": None, "tool_calls": None}, *TALK[1:]]
+    assert parse({"messages": with_system}) == Demonstration([user("be brief\nopen the box"), *TALK[1:]], 0)
 
 
-def test_preferences_in_all_their_shapes() -> None:
-    """Contract: without a prompt, it is what both begin with, up to a user's turn, as TRL extracts it."""
+def test_preference_formats_parse_alike() -> None:
+    """Contract: a missing prompt is the common beginning of both sides, up to a user turn, as TRL extracts it."""
     wanted = Preference(TALK[:3], [agent("open box")], [agent("go north")])
     assert parse({"prompt": TALK[:3], "chosen": TALK[3:], "rejected": [agent("go north")]}) == wanted
     assert parse({"chosen": TALK, "rejected": [*TALK[:3], agent("go north")]}) == wanted
@@ -47,7 +47,7 @@ def test_preferences_in_all_their_shapes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("record", "words"),
+    ("record", "message"),
     [
         ({}, "a record must have messages; prompt and completion; or chosen"),
         ({"prompt": TALK[:1], "data_source": "x"}, "this one has data_source, prompt"),
@@ -77,12 +77,12 @@ def test_preferences_in_all_their_shapes() -> None:
         ),
     ],
 )
-def test_malformed_records_are_rejected_with_the_reason(record: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_malformed_records_are_rejected_with_the_reason(record: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         parse(record)
 
 
-def test_files_say_which_line_is_wrong(tmp_path: Path) -> None:
+def test_invalid_lines_are_reported_with_their_number(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"messages": []}\n[1]\n{broken\n\xff\n')
     lines = list(read_records(path))
@@ -102,7 +102,7 @@ def test_files_say_which_line_is_wrong(tmp_path: Path) -> None:
         list(read_records(tmp_path / "b.parquet"))
 
 
-def test_an_unreadable_line_does_not_affect_the_others(tmp_path: Path) -> None:
+def test_unreadable_line_does_not_affect_other_lines(tmp_path: Path) -> None:
     """Contract: whatever an invalid line contains, only that line is rejected, with its number."""
     long, not_text = "a number is too long", "text that is not Unicode"
 
@@ -118,7 +118,7 @@ def test_an_unreadable_line_does_not_affect_the_others(tmp_path: Path) -> None:
     assert (last, isinstance(value, dict)) == (6, True)
 
 
-def test_a_parquet_row_that_is_no_text_does_not_take_the_others_with_it(tmp_path: Path) -> None:
+def test_parquet_row_of_invalid_utf8_does_not_affect_other_rows(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     texts = pa.array([b"one", b"\xff", b"three"], pa.binary()).view(pa.string())
     pq.write_table(pa.table({"text": texts}), path)
@@ -128,7 +128,7 @@ def test_a_parquet_row_that_is_no_text_does_not_take_the_others_with_it(tmp_path
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_files_come_back_as_they_were_written(tmp_path: Path, kind: str) -> None:
+def test_files_round_trip_with_same_bytes(tmp_path: Path, kind: str) -> None:
     rows = [{"messages": TALK, "weight": 0.1, "text": "é\n"}, {"messages": TALK[:2], "weight": 1 / 3, "text": ""}]
     paths = [tmp_path / f"{name}.{kind}" for name in "ab"]
     for path in paths:
@@ -143,9 +143,8 @@ def test_system_messages_are_accepted_only_at_the_start() -> None:
 
 
 @pytest.mark.parametrize("change", ["footer", "page", "cut"])
-def test_a_damaged_table_is_rejected_by_name(tmp_path: Path, change: str) -> None:
-    """Contract: whatever is damaged in a Parquet file, the error names the file and the remedy; a missing file remains a
-    FileNotFoundError."""
+def test_damaged_parquet_file_is_rejected_by_name(tmp_path: Path, change: str) -> None:
+    """Contract: the error names the file and the remedy; a missing file remains a FileNotFoundError."""
     path = tmp_path / "a.parquet"
     write_records(path, [{"messages": TALK, "text": str(number)} for number in range(50)])
     data = bytearray(path.read_bytes())

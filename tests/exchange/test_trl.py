@@ -1,4 +1,4 @@
-"""The real TRL reads what was exported, and trains the tokens that this project trains."""
+"""TRL reads exported files and trains the same tokens as this project."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def episodes(chat: Chat) -> list[Episode]:
 
 
 def loaded(rows: list[dict[str, Any]], folder: Path) -> Any:
-    """The rows as a user loads them from an exported file."""
+    """Rows, loaded from an exported file as a user does."""
     path = folder / "rows.parquet"
     write_records(path, rows)
     return load_dataset("parquet", data_files=str(path), split="train", cache_dir=str(folder / "cache"))
@@ -64,7 +64,7 @@ def settings(kind: Any, folder: Path, **more: Any) -> Any:
 
 
 def sft_tokens(policy: Any, rows: list[dict[str, Any]], folder: Path, step: bool = False, **more: Any) -> list[tuple[list, list]]:
-    """(token ids, those that are learnt) of each row, as TRL's SFT prepares them; with `step`, after a step of training."""
+    """(token ids, those that are trained on) of each row, as TRL's SFT prepares them; with `step`, after a training step."""
     trainer = trl.SFTTrainer(
         model=policy.model,
         args=settings(trl.SFTConfig, folder, **more),
@@ -79,33 +79,34 @@ def sft_tokens(policy: Any, rows: list[dict[str, Any]], folder: Path, step: bool
     ]
 
 
-def test_tokens_train_in_trl_what_they_train_here(policy: Any, chat: Chat, tmp_path: Path) -> None:
-    """Contract: an exported episode's tokens are TRL's tokens, and its learnt tokens are the policy's, nothing re-tokenised."""
+def test_token_rows_train_the_same_tokens(policy: Any, chat: Chat, tmp_path: Path) -> None:
+    """Contract: TRL uses an exported episode's tokens without re-tokenising and trains on those of the policy."""
     shown = episodes(chat)
     documents = encode(chat, shown, 640)
     ours = [documents.token_ids[row][documents.mask[row]].tolist() for row in range(documents.size)]
     found = sft_tokens(policy, episode_rows(shown, "tokens", {}), tmp_path, step=True)
-    assert found == [(one.token_ids, learnt) for one, learnt in zip(shown, ours, strict=True)]
+    assert found == [(one.token_ids, trained) for one, trained in zip(shown, ours, strict=True)]
 
 
-def test_turns_are_prompts_and_completions(policy: Any, chat: Chat, tmp_path: Path) -> None:
-    """Contract: TRL learns of each row the action and its end, and over all rows each policy token once, as this project does."""
+def test_turn_rows_train_each_policy_token_once(policy: Any, chat: Chat, tmp_path: Path) -> None:
+    """Contract: TRL trains on the action and its end in each row, and over all rows on each policy token once, as this project
+    does."""
     shown = episodes(chat)
     rows = episode_rows(shown, "turns", {})
     assert all(is_conversational(row) for row in rows)
     documents = encode(chat, shown, 640)
     ours = [token for row in range(documents.size) for token in documents.token_ids[row][documents.mask[row]].tolist()]
-    assert [token for _, learnt in sft_tokens(policy, rows, tmp_path) for token in learnt] == ours
+    assert [token for _, trained in sft_tokens(policy, rows, tmp_path) for token in trained] == ours
 
 
-def test_conversations_are_laid_out_alike(policy: Any, chat: Chat, tmp_path: Path) -> None:
+def test_message_rows_are_rendered_to_the_same_tokens(policy: Any, chat: Chat, tmp_path: Path) -> None:
     shown = episodes(chat)
     rows = episode_rows(shown, "messages", {})
     assert [ids for ids, _ in sft_tokens(policy, rows, tmp_path)] == [one.token_ids for one in shown]
 
 
-def test_pairs_are_trls_preferences(policy: Any, chat: Chat, tmp_path: Path) -> None:
-    """Contract: TRL's DPO compares the very tokens that ours does, after the same history; without a prompt it finds the same."""
+def test_dpo_compares_the_same_tokens(policy: Any, chat: Chat, tmp_path: Path) -> None:
+    """Contract: TRL's DPO compares the same tokens after the same history, and extracts the same prompt where it is missing."""
     prompt = [{"role": "user", "content": "take the key"}]
     longer = [*prompt, {"role": "assistant", "content": "go"}, {"role": "user", "content": "you see a box"}]
     rows = [

@@ -1,4 +1,4 @@
-"""A small DVC project with the lifecycle's shape: a matrix stage, and one that joins it."""
+"""A small DVC project with the lifecycle's structure: a matrix stage, and one that joins its outputs."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def make_project(root: Path) -> Path:
     (root / "dvc.yaml").write_text(DVC_YAML)
     (root / "params.yaml").write_text("domains: [a, b]\nscale: 1\n")
     (root / "source.txt").write_text("source\n")
-    (root / ".dvc").mkdir()  # what `dvc init --no-scm` makes, without the seconds that takes
+    (root / ".dvc").mkdir()  # like `dvc init --no-scm`, which takes seconds
     (root / ".dvc" / "config").write_text("[core]\n    analytics = false\n    no_scm = True\n")
     (root / ".dvcignore").write_text("")
     return root
 
 
 WORK_PY = '''
-"""Do what the file `how` says: end, fail, or work until killed, with a child in a session of its own."""
+"""Act as the file `how` says: end, fail, or run until killed, with a child in its own session."""
 import json, pathlib, subprocess, sys, time
 
 how = pathlib.Path("how").read_text().split()
@@ -60,8 +60,8 @@ WORK = """
 """
 
 
-def do(root: Path, how: str) -> None:
-    """Tell the stage `work` of a project what to do; it depends on that. It has not been tried yet."""
+def set_behaviour(root: Path, how: str) -> None:
+    """Set how the stage `work` behaves, which makes it outdated, and reset its attempts."""
     (root / "how").write_text(how)
     (root / "attempts").unlink(missing_ok=True)
     (root / "pids").unlink(missing_ok=True)
@@ -70,5 +70,5 @@ def do(root: Path, how: str) -> None:
 def add_work(root: Path) -> Path:
     (root / "dvc.yaml").write_text((root / "dvc.yaml").read_text() + WORK)
     (root / "work.py").write_text(WORK_PY)
-    do(root, "end")
+    set_behaviour(root, "end")
     return root

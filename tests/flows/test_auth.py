@@ -1,4 +1,4 @@
-"""The password of Prefect's API: who can read it, which servers are told it, and that every server started here wants one."""
+"""The password of Prefect's API: who can read it, which servers receive it, and that every server started here requires it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stages.tracking.ui import served
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_it_is_made_once_for_the_owner_alone(tmp_path: Path) -> None:
+def test_password_is_made_once_and_readable_only_by_the_owner(tmp_path: Path) -> None:
     path = tmp_path / "home" / "auth"
     with ThreadPoolExecutor(8) as pool:
         found = set(pool.map(auth_string, [path] * 32))
@@ -32,7 +32,7 @@ def test_it_is_made_once_for_the_owner_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620])
-def test_one_that_others_can_read_or_change_is_refused(mode: int, tmp_path: Path) -> None:
+def test_password_file_accessible_to_others_is_rejected(mode: int, tmp_path: Path) -> None:
     path = tmp_path / "auth"
     path.write_text("bellwether:known\n")
     path.chmod(mode)
@@ -40,7 +40,7 @@ def test_one_that_others_can_read_or_change_is_refused(mode: int, tmp_path: Path
         auth_string(path)
 
 
-def test_a_link_is_not_followed(tmp_path: Path) -> None:
+def test_symbolic_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "auth").symlink_to(tmp_path / "theirs")
     with pytest.raises(OSError, match="symbolic link"):
         auth_string(tmp_path / "auth")
@@ -57,18 +57,18 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
         ("http://127.0.0.1.example.org/api", False),
     ],
 )
-def test_it_is_sent_to_servers_of_this_machine_alone(address: str, sent: bool, tmp_path: Path) -> None:
+def test_password_is_sent_only_to_servers_of_this_machine(address: str, sent: bool, tmp_path: Path) -> None:
     found = settings({"PREFECT_HOME": str(tmp_path), "PREFECT_API_URL": address})
     own = auth_string(tmp_path / "auth")
     assert found == {SERVER: own, **({API: own} if sent else {})}
 
 
-def test_what_the_caller_has_set_stays(tmp_path: Path) -> None:
+def test_settings_of_the_caller_are_kept(tmp_path: Path) -> None:
     assert settings({"PREFECT_HOME": str(tmp_path), SERVER: "a:b", API: "c:d"}) == {SERVER: "a:b"}
     assert not (tmp_path / "auth").exists()
 
 
-ASK = """
+CLIENT = """
 import os, sys
 import flows
 from prefect import get_client
@@ -84,12 +84,14 @@ with get_client(sync_client=True) as client:
 
 
 @pytest.mark.timeout(600)
-def test_a_server_that_prefect_starts_for_one_run_wants_it_too(tmp_path: Path) -> None:
-    """Contract: `python -m flows.lifecycle` without a server starts one over the same database, from which a worker later takes
-    its runs; nobody else writes there."""
+def test_temporary_server_requires_the_password(tmp_path: Path) -> None:
+    """Contract: `python -m flows.lifecycle` without a server makes Prefect start one over the database from which a worker later
+    takes runs; only the password's owner may write there."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     environment = {**kept, "PREFECT_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", ASK], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", CLIENT], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     *codes, runs, headers = done.stdout.splitlines()
     assert codes == ["401", "401", "200"]
@@ -97,8 +99,8 @@ def test_a_server_that_prefect_starts_for_one_run_wants_it_too(tmp_path: Path) -
     assert "access-control-allow-origin" not in headers
 
 
-def test_make_ui_names_the_hosts_that_mlflow_answers_to() -> None:
-    """Contract: not MLflow's own choice, in which `10.*` is a private address and 10.attacker.example one, too."""
+def test_make_ui_restricts_mlflow_to_local_host_names() -> None:
+    """Contract: MLflow's default would allow `10.*`, and with it the host 10.attacker.example."""
     done = subprocess.run(["make", "-n", "ui"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert "stages.tracking.ui" in done.stdout
     _, options = served([])
@@ -108,7 +110,7 @@ def test_make_ui_names_the_hosts_that_mlflow_answers_to() -> None:
     }
 
 
-def test_the_report_follows_links_and_shows_nothing_above_its_folder(tmp_path: Path) -> None:
+def test_report_server_follows_links_but_serves_nothing_above_its_folder(tmp_path: Path) -> None:
     from starlette.testclient import TestClient
 
     from flows.local_server import report

@@ -1,4 +1,4 @@
-"""A comparison refuses before its first run what would stop a later one, and leaves nothing when it is ended."""
+"""A comparison checks all settings before its first run, and leaves nothing behind when it is ended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-import flows  # noqa: F401  (its settings must be there before Prefect is imported)
+import flows  # noqa: F401  (configures Prefect, so it comes before Prefect's import)
 from flows import compare, experiments
 from flows.compare import Comparison, Setting
 from flows.experiments import RUN_FOLDERS, RUN_INFOS, clean_up_on_error, remove_leftovers, run_folders
@@ -76,7 +76,7 @@ def settings(*overrides: str) -> Comparison:
     return Comparison(settings={f"s{number}": Setting(overrides=[one]) for number, one in enumerate(overrides)}, seeds=[0, 1])
 
 
-PICKY = """
+CHECK_PARAMS = """
 import sys, yaml
 keys = {"algorithm", "seed", "steps"}
 unknown = yaml.safe_load(open(sys.argv[2]))["rl"].keys() - keys
@@ -84,7 +84,7 @@ sys.exit(f"params.yaml: unknown key 'rl.{unknown.pop()}'" if unknown else 0)
 """
 
 
-def test_a_typo_in_the_second_setting_costs_no_run(
+def test_invalid_setting_is_rejected_before_the_first_run(
     checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Contract: all settings are checked before the first run; the message names the setting and the key."""
@@ -93,7 +93,7 @@ def test_a_typo_in_the_second_setting_costs_no_run(
         raise AssertionError("a run was started")
 
     (checkout / "stages").mkdir()
-    (checkout / "stages" / "params.py").write_text(PICKY)
+    (checkout / "stages" / "params.py").write_text(CHECK_PARAMS)
     git(checkout, "add", ".")
     flow = compare.compare
     monkeypatch.setattr(compare, "ROOT", checkout)
@@ -108,7 +108,7 @@ def test_a_typo_in_the_second_setting_costs_no_run(
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         ("lr=3", "unknown key 'lr'"),
         ("++rl.loss.clip_hi=3", r"unknown key 'rl.loss.clip_hi'. Did you mean 'clip_high'"),
@@ -116,18 +116,18 @@ def test_a_typo_in_the_second_setting_costs_no_run(
         ("rl.steps=[3", r"rl.steps=\[3: "),
     ],
 )
-def test_overrides_are_checked_before_dvc_gets_them(override: str, said: str) -> None:
-    """Contract: by the settings' own schema, so that keys that params.yaml does not list can be set, and no others."""
-    with pytest.raises(StageFailedError, match=said) as error:
+def test_invalid_override_is_rejected(override: str, message: str) -> None:
+    """Contract: the schema decides, so that keys absent from params.yaml can be set if they exist."""
+    with pytest.raises(StageFailedError, match=message) as error:
         check_overrides(ROOT, [override])
     assert error.value.bad_parameters
 
 
-def test_keys_that_params_yaml_does_not_list_can_be_set() -> None:
+def test_keys_absent_from_params_yaml_can_be_set() -> None:
     check_overrides(ROOT, ["rl.algorithm=ppo", "rl.loss.clip_high=0.3", "++rl.loss.clip_low=0.1", "++sft.warmup=0.2"])
 
 
-def test_values_are_checked_by_the_checkouts_own_code(checkout: Path) -> None:
+def test_values_are_checked_by_the_checkouts_code(checkout: Path) -> None:
     (checkout / "stages").mkdir()
     (checkout / "stages" / "params.py").write_text("import sys; sys.exit('params.yaml: no such algorithm')")
     with pytest.raises(StageFailedError, match=r"params\.yaml: no such algorithm"):
@@ -138,7 +138,7 @@ def test_values_are_checked_by_the_checkouts_own_code(checkout: Path) -> None:
     check_overrides(checkout, ["rl.algorithm=a", "rl.seed=[1,null]"])
 
 
-def test_a_module_that_git_does_not_know_is_refused(checkout: Path) -> None:
+def test_untracked_module_is_rejected(checkout: Path) -> None:
     """DVC would run a copy without it, and fail when it is imported."""
     for name in ("notes.txt", "parts/b.log", "reports/design/a.json"):
         (checkout / name).parent.mkdir(parents=True, exist_ok=True)
@@ -151,33 +151,33 @@ def test_a_module_that_git_does_not_know_is_refused(checkout: Path) -> None:
     check_files(checkout)
 
 
-def test_unreadable_parameters_are_refused(checkout: Path) -> None:
+def test_unreadable_params_file_is_rejected(checkout: Path) -> None:
     for content in (b"\xff", b"a: [", b"- 1"):
         (checkout / "params.yaml").write_bytes(content)
         with pytest.raises(StageFailedError, match=r"params\.yaml"):
             compare.check(settings("rl.steps=1", "rl.steps=2"), checkout)
 
 
-def note(root: Path, name: str, folder: Path) -> Path:
+def write_run_info(root: Path, name: str, folder: Path) -> Path:
     path = root / RUN_INFOS / f"rev-{name}" / f"rev-{name}.run"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps({"name": name, "root_dir": str(folder.absolute())}))
     return path
 
 
-def test_folders_of_killed_runs_are_removed_and_no_others(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_folders_of_killed_runs_are_removed(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before, theirs, killed, nameless = (checkout / RUN_FOLDERS / f"tmp{name}" for name in ("before", "theirs", "killed", "new"))
     for folder in (before, theirs, killed):
         folder.mkdir(parents=True)
-    kept, gone = note(checkout, "theirs", theirs), note(checkout, "killed", killed)
-    outside = note(checkout, "outside", checkout)
+    kept, gone = write_run_info(checkout, "theirs", theirs), write_run_info(checkout, "killed", killed)
+    outside = write_run_info(checkout, "outside", checkout)
     remove_leftovers(checkout, "killed")
     remove_leftovers(checkout, "outside")
     assert run_folders(checkout) == {before, theirs}
     assert kept.exists()
     assert not gone.exists()
     assert not outside.exists()
-    assert (checkout / "params.yaml").exists(), "nothing beyond DVC's own folder is touched"
+    assert (checkout / "params.yaml").exists(), "files outside DVC's folder are kept"
 
     def ended() -> None:
         with clean_up_on_error(checkout, ChildProcesses()):
@@ -188,7 +188,7 @@ def test_folders_of_killed_runs_are_removed_and_no_others(checkout: Path, monkey
         patch.setattr(experiments, "other_experiments_run", lambda root: True)
         with pytest.raises(KeyboardInterrupt):
             ended()
-        assert nameless.exists(), "it may be theirs"
+        assert nameless.exists(), "another experiment may use it"
     shutil.rmtree(nameless)
     with pytest.raises(KeyboardInterrupt):
         ended()
@@ -208,20 +208,20 @@ from concurrent.futures import ThreadPoolExecutor
 from flows.experiments import clean_up_on_error, run_experiment
 from flows.process import ChildProcesses
 
-def told(number, frame):
+def on_sigterm(number, frame):
     raise SystemExit(number)
 
-signal.signal(signal.SIGTERM, told)
+signal.signal(signal.SIGTERM, on_sigterm)
 root, children = pathlib.Path.cwd(), ChildProcesses()
 with ThreadPoolExecutor() as pool, clean_up_on_error(root, children):
     pool.submit(run_experiment, root, "one", ["rl.steps=1"], lambda line: print(line, flush=True), children).result()
 """
-SLOW_TOO = pytest.mark.slow  # Prefect's server takes half a minute to start where all cores are busy
+SLOW_TOO = pytest.mark.slow  # with all cores busy, Prefect's server takes half a minute to start
 
 
 @pytest.mark.parametrize(("script", "code"), [(WITHOUT_PREFECT, 15), pytest.param(COMPARE, -15, marks=SLOW_TOO)])
-def test_sigterm_ends_it_with_all_it_started_and_no_folder_left(checkout: Path, tmp_path: Path, script: str, code: int) -> None:
-    """Contract: it ends within ten seconds of SIGTERM, even where a stage does not listen, and .dvc/tmp holds no copy."""
+def test_sigterm_ends_all_processes_and_removes_run_folders(checkout: Path, tmp_path: Path, script: str, code: int) -> None:
+    """Contract: it ends within ten seconds, even if a stage ignores SIGTERM, and .dvc/tmp holds no copy."""
     assert experiments.GRACE_S < experiments.TIMEOUT_S < 10
     subprocess.run([sys.executable, "-m", "dvc", "init", "--quiet"], cwd=checkout, check=True)
     git(checkout, "add", ".")
@@ -244,7 +244,7 @@ def test_sigterm_ends_it_with_all_it_started_and_no_folder_left(checkout: Path, 
     assert not psutil.pid_exists(int(stage))
     assert run_folders(checkout) == set()
     assert not list((checkout / RUN_INFOS).glob("*"))
-    assert "caf\N{REPLACEMENT CHARACTER}" in log.read_text(), "a stage may print bytes that are no text"
+    assert "caf\N{REPLACEMENT CHARACTER}" in log.read_text(), "a stage may print invalid UTF-8"
 
 
 SLOW = """
@@ -258,8 +258,8 @@ stages:
 """
 
 
-def test_when_nobody_reads_the_output_of_one_all_are_ended(tmp_path: Path) -> None:
-    """`python -m flows.lifecycle | head` does not go on for as long as a stage takes that says nothing."""
+def test_closed_output_of_one_item_ends_all(tmp_path: Path) -> None:
+    """`python -m flows.lifecycle | head` does not keep running for as long as a silent stage."""
     (tmp_path / "dvc.yaml").write_text(SLOW)
     subprocess.run([sys.executable, "-m", "dvc", "init", "--no-scm", "--quiet"], cwd=tmp_path, check=True)
 
@@ -271,7 +271,7 @@ def test_when_nobody_reads_the_output_of_one_all_are_ended(tmp_path: Path) -> No
         run_items({"say": [], "wait": []}, tmp_path, {}, closed, jobs=2)
 
 
-def test_bytes_that_are_no_text_do_not_stop_a_flow(tmp_path: Path) -> None:
+def test_invalid_utf8_output_does_not_stop_a_flow(tmp_path: Path) -> None:
     (tmp_path / "dvc.yaml").write_text(SLOW)
     subprocess.run([sys.executable, "-m", "dvc", "init", "--no-scm", "--quiet"], cwd=tmp_path, check=True)
     lines: list[str] = []

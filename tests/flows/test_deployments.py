@@ -1,4 +1,4 @@
-"""prefect.yaml names flows that are there, and the settings they take are typed."""
+"""prefect.yaml names existing flows with typed settings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-import flows  # noqa: F401  (its settings must be there before Prefect is imported)
+import flows  # noqa: F401  (configures Prefect, so it comes before Prefect's import)
 from flows.bootstrap import QUEUE_LIMITS, deployments
 from flows.pipeline import stage_graph
 from flows.process import BAD_PARAMETERS, ROOT, StageFailedError
@@ -17,7 +17,7 @@ from flows.process import BAD_PARAMETERS, ROOT, StageFailedError
 BY_NAME = {item["name"]: item for item in deployments()}
 
 
-def test_the_deployments() -> None:
+def test_deployments_have_their_schedules_and_queues() -> None:
     assert list(BY_NAME) == ["lifecycle-nightly", "lifecycle-on-change", "compare", "design", "claims"]
     assert BY_NAME["lifecycle-nightly"]["schedules"][0]["cron"] == "0 2 * * *"
     assert BY_NAME["claims"]["schedules"][0]["cron"] == "0 6 * * 0"
@@ -28,7 +28,7 @@ def test_the_deployments() -> None:
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-def test_every_entry_point_is_a_flow_that_takes_the_parameters_given(name: str) -> None:
+def test_entry_point_is_a_flow_that_accepts_its_parameters(name: str) -> None:
     from prefect import Flow
 
     path, function = BY_NAME[name]["entrypoint"].split(":")
@@ -40,7 +40,7 @@ def test_every_entry_point_is_a_flow_that_takes_the_parameters_given(name: str) 
     found.validate_parameters(BY_NAME[name].get("parameters", {}))
 
 
-def test_settings_have_ranges_and_know_the_stages_from_dvc_yaml() -> None:
+def test_settings_have_ranges_and_the_stages_of_dvc_yaml() -> None:
     from flows.lifecycle import Settings
 
     schema = Settings.model_json_schema()["properties"]
@@ -54,7 +54,7 @@ def test_settings_have_ranges_and_know_the_stages_from_dvc_yaml() -> None:
 
 
 @pytest.mark.parametrize(("code", "again"), [(BAD_PARAMETERS, False), (1, True), (-9, True)])
-def test_a_stage_is_tried_again_unless_its_parameters_are_at_fault(code: int, again: bool) -> None:
+def test_stage_is_retried_unless_its_parameters_are_invalid(code: int, again: bool) -> None:
     from prefect.states import Failed
 
     from flows.lifecycle import can_be_retried, stage
@@ -65,7 +65,7 @@ def test_a_stage_is_tried_again_unless_its_parameters_are_at_fault(code: int, ag
     assert can_be_retried(None, None, Failed(data=OSError("no space left")))
 
 
-def test_a_comparison_that_could_not_be_scored_is_refused_before_it_runs() -> None:
+def test_invalid_comparison_is_rejected_before_it_runs() -> None:
     from flows.compare import Comparison
 
     settings = {name: {"overrides": [f"rl.algorithm={name}"]} for name in ("grpo", "rloo")}
@@ -83,7 +83,7 @@ def test_a_comparison_that_could_not_be_scored_is_refused_before_it_runs() -> No
             Comparison(**{"settings": settings, **values})
 
 
-def test_claims_knows_the_experiments_of_the_board() -> None:
+def test_claims_flow_offers_the_experiments_of_the_board() -> None:
     from prefect.utilities.callables import parameter_schema
 
     from flows.claims import claims, known_methods

@@ -1,4 +1,4 @@
-"""Settings compared through DVC experiments, on a small project of the lifecycle's shape; budgets by hand."""
+"""Settings compared through DVC experiments on a small project of the lifecycle's structure; budgets by hand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-import flows  # noqa: F401  (its settings must be there before Prefect is imported)
+import flows  # noqa: F401  (configures Prefect, so it comes before Prefect's import)
 from flows.pipeline import run_stage
 from flows.process import StageFailedError
 
@@ -41,9 +41,9 @@ if rl["algorithm"] == "broken":
 value = {"grpo": 0.2, "rloo": 0.5}[rl["algorithm"]] + 0.01 * rl["seed"]
 models = {f"rl@{d}": {d: {"success": {"mean": value + 0.1 * i}}} for i, d in enumerate(params["domains"])}
 steps = {d: params["per_domain"][d]["rl"].get("steps", rl["steps"]) for d in params["domains"]}
-told = [os.environ[name] for name in ("LIFECYCLE_RUN_ID", "LIFECYCLE_RUN_NAME")]
-written = {"models": models, "asked": params["evaluate"]["models"], "steps": steps, "threads": params["resources"]["threads"]}
-written["told"] = told
+identity = [os.environ[name] for name in ("LIFECYCLE_RUN_ID", "LIFECYCLE_RUN_NAME")]
+written = {"models": models, "evaluated": params["evaluate"]["models"], "steps": steps, "threads": params["resources"]["threads"]}
+written["identity"] = identity
 pathlib.Path("reports").mkdir(exist_ok=True)
 pathlib.Path("reports/evaluation.json").write_text(json.dumps(written))
 pathlib.Path("runs.log").open("a").write("ran")
@@ -64,8 +64,8 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_experiments_beside_each_other_give_table_and_figure(checkout: Path) -> None:
-    """Runs beside each other leave the checkout alone, and each becomes an experiment under a name of its own."""
+def test_parallel_experiments_give_table_and_figure(checkout: Path) -> None:
+    """Parallel runs leave the checkout unchanged, and each becomes an experiment with its own name."""
     from flows.compare import Comparison, Setting, gather_scores, plan_experiments, write
     from flows.experiments import find, results, run_experiment
 
@@ -82,12 +82,12 @@ def test_experiments_beside_each_other_give_table_and_figure(checkout: Path) -> 
     assert ran == [True] * 4
     assert status() == before
     name = plan["grpo", 0][0]
-    assert not run_experiment(checkout, name, [], echo=lambda line: None), "what is there is not run again"
+    assert not run_experiment(checkout, name, [], echo=lambda line: None), "an existing experiment is not run again"
 
     found = results(checkout, name)
-    assert found["asked"] == ["rl@a", "rl@b"]
-    assert found["told"] == [name, name], "MLflow shows the run under the experiment's name"
-    assert found["steps"] == {"a": 7, "b": 7}, "an override takes effect where a domain has a value of its own"
+    assert found["evaluated"] == ["rl@a", "rl@b"]
+    assert found["identity"] == [name, name], "MLflow shows the run under the experiment's name"
+    assert found["steps"] == {"a": 7, "b": 7}, "an override also replaces a value of a single domain"
     assert found["threads"] == 1
     assert find(checkout, "two-nothing") is None
     with pytest.raises(StageFailedError, match="no experiment"):
@@ -101,14 +101,14 @@ def test_experiments_beside_each_other_give_table_and_figure(checkout: Path) -> 
     assert (checkout / "reports/comparisons/two.svg").read_text().startswith("<svg")
 
 
-def test_an_experiment_that_fails_says_what_the_stage_said(checkout: Path) -> None:
+def test_failed_experiment_error_quotes_the_stage(checkout: Path) -> None:
     from flows.experiments import run_experiment
 
     with pytest.raises(StageFailedError, match=r"(?s)experiment bad failed.*no such algorithm"):
         run_experiment(checkout, "bad", ["rl.algorithm=broken"], echo=lambda line: None)
 
 
-def test_names_change_with_what_is_run() -> None:
+def test_experiment_name_depends_on_overrides_and_tree() -> None:
     from flows.experiments import experiment_name
 
     one = experiment_name("Two-GRPO + x-0", ["a=1"], "s")
@@ -116,7 +116,7 @@ def test_names_change_with_what_is_run() -> None:
     assert len({one, experiment_name("Two-GRPO + x-0", ["a=2"], "s"), experiment_name("Two-GRPO + x-0", ["a=1"], "t")}) == 3
 
 
-def test_scores_of_other_models_and_of_none() -> None:
+def test_scores_of_named_and_missing_models() -> None:
     from flows.compare import Setting, scores_of
 
     models: dict[str, Any] = {"sft": {"a": {"success": {"mean": 0.25}}}}
@@ -131,7 +131,7 @@ def test_budgets_by_hand() -> None:
 
     mixed, other = Split(demos=60, episodes=400), Split(demos=0, episodes=1000)
     budget = Budget(total_units=1000, splits=[mixed, other], overrides=["rl.group_size=4"])
-    with pytest.raises(ValueError, match="60 demonstrations \\* 10 \\+ 500 episodes are 1100 units, and the budget is 1000"):
+    with pytest.raises(ValueError, match=r"60 demonstrations .*500 episodes .*1100 units.*1000"):
         Budget(total_units=1000, splits=[Split(demos=60, episodes=500), other])
     with pytest.raises(ValueError, match="exceed the budget"):
         budget.split(101)
@@ -142,7 +142,7 @@ def test_budgets_by_hand() -> None:
     assert [split.demos for split in Budget(total_units=1000).splits] == [0, 25, 50, 100]
 
 
-def test_without_episodes_the_sft_policy_is_scored() -> None:
+def test_split_without_episodes_scores_the_sft_policy() -> None:
     from flows.budget import Split, setting_of
 
     only_sft, only_rl = setting_of(Split(demos=100, episodes=0), [], 128), setting_of(Split(demos=0, episodes=640), [], 128)
@@ -150,7 +150,7 @@ def test_without_episodes_the_sft_policy_is_scored() -> None:
     assert (only_rl.model, only_rl.overrides) == ("specialist", ["sft.demonstrations=0", "rl.steps=5"])
 
 
-def test_one_experiment_of_the_board_is_one_stage_of_its_pipeline(tmp_path: Path) -> None:
+def test_each_claim_is_one_stage_of_the_claims_pipeline(tmp_path: Path) -> None:
     from flows import claims
 
     (tmp_path / claims.PIPELINE.parent).mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The graph comes from dvc.yaml, and what DVC did is told apart: ran, restored, up to date."""
+"""The graph comes from dvc.yaml; results distinguish stages that ran, were restored or are up to date."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import psutil
 import pytest
 import yaml
 from served import until
-from small_project import add_work, do
+from small_project import add_work, set_behaviour
 from test_supervise import gone
 
 from flows.pipeline import (
@@ -35,13 +35,13 @@ from flows.pipeline import (
 from flows.schedule import run_graph
 
 
-def test_the_graph_is_dvc_yamls(project: Path) -> None:
-    """The flow has no second list of stages: order and dependencies come from dvc.yaml, however its entries are ordered."""
+def test_stage_graph_comes_from_dvc_yaml(project: Path) -> None:
+    """Contract: order and dependencies come from dvc.yaml alone, whatever the order of its entries."""
     assert stage_graph(project) == {"make": [], "join": ["make"]}
     assert list(stage_graph(project)) == ["make", "join"]
 
 
-def test_the_lifecycle_runs_in_the_order_of_the_data() -> None:
+def test_lifecycle_stages_are_in_dependency_order() -> None:
     graph = stage_graph(ROOT)
     assert list(graph) == ["curate", "sft", "rollout", "annotate", "rl", "merge", "evaluate", "report"]
     assert "rl" in graph["merge"]
@@ -49,7 +49,7 @@ def test_the_lifecycle_runs_in_the_order_of_the_data() -> None:
     assert "merge" in graph["evaluate"]
 
 
-def test_ran_up_to_date_and_restored_are_told_apart(project: Path) -> None:
+def test_run_stage_reports_ran_unchanged_and_restored(project: Path) -> None:
     lines: list[str] = []
     first = run_stage("make", project, echo=lines.append)
     assert first.ran == ("make@a", "make@b")
@@ -62,7 +62,7 @@ def test_ran_up_to_date_and_restored_are_told_apart(project: Path) -> None:
     assert run_stage("make", project, echo=lines.append).restored == ("make@a", "make@b")
 
 
-def test_a_stage_sees_the_lifecycles_id_and_a_failing_one_is_named(project: Path) -> None:
+def test_stage_receives_the_run_id_and_a_failing_one_is_named(project: Path) -> None:
     text = (project / "dvc.yaml").read_text().replace("echo ${item.domain} ${scale} >", "echo $LIFECYCLE_RUN_ID >")
     (project / "dvc.yaml").write_text(text)
     run_stage("make", project, {"LIFECYCLE_RUN_ID": "one"}, echo=lambda line: None)
@@ -72,11 +72,11 @@ def test_a_stage_sees_the_lifecycles_id_and_a_failing_one_is_named(project: Path
         run_stage("join", project, echo=lambda line: None)
 
 
-def test_items_of_a_stage_are_dvcs_own(project: Path) -> None:
+def test_matrix_stage_has_one_item_per_value(project: Path) -> None:
     assert stage_items(project) == {"join": ["join"], "make": ["make@a", "make@b"]}
 
 
-def test_an_item_needs_only_what_it_reads() -> None:
+def test_item_depends_only_on_its_inputs() -> None:
     graph = item_graph(ROOT)
     assert graph["rollout@search"] == ["curate@search", "sft"]
     assert set(graph["sft"]) == {"curate@search", "curate@textworld"}
@@ -84,13 +84,15 @@ def test_an_item_needs_only_what_it_reads() -> None:
     assert list(up_to("sft", ROOT)) == [*graph["sft"], "sft"]
 
 
-MEET = "touch here-${item.domain}; for i in $(seq 600); do [ $(ls here-* | wc -l) = 2 ] && break; sleep 0.1; done; [ $i != 600 ]"
+BARRIER = (
+    "touch here-${item.domain}; for i in $(seq 600); do [ $(ls here-* | wc -l) = 2 ] && break; sleep 0.1; done; [ $i != 600 ]"
+)
 
 
-def test_items_run_side_by_side(project: Path) -> None:
-    """Two items truly run at once: each of these waits for the other to have started. Then what needs both runs."""
+def test_items_run_in_parallel(project: Path) -> None:
+    """Each of two items waits until the other has started; then the one that needs both runs."""
     text = (project / "dvc.yaml").read_text()
-    (project / "dvc.yaml").write_text(text.replace("cmd: mkdir -p made", f"cmd: {MEET} && mkdir -p made"))
+    (project / "dvc.yaml").write_text(text.replace("cmd: mkdir -p made", f"cmd: {BARRIER} && mkdir -p made"))
     ticks: list[int] = []
     done = run_items(outdated(project), project, echo=lambda line: None, jobs=2, tick=lambda: ticks.append(1))
     assert done == {item: StageResult(ran=(item,)) for item in ("make@a", "make@b", "join")}
@@ -98,7 +100,7 @@ def test_items_run_side_by_side(project: Path) -> None:
     assert set(yaml.safe_load((project / "dvc.lock").read_text())["stages"]) == {"make@a", "make@b", "join"}
 
 
-def test_only_what_changed_and_what_follows_is_run(project: Path) -> None:
+def test_only_changed_items_and_their_dependents_run(project: Path) -> None:
     quiet: dict[str, Any] = {"root": project, "echo": lambda line: None}
     assert list(outdated(project)) == ["make@a", "make@b", "join"]
     run_items(outdated(project), **quiet)
@@ -108,7 +110,7 @@ def test_only_what_changed_and_what_follows_is_run(project: Path) -> None:
     assert run_items(outdated(project), **quiet)["make@b"].state == "Restored"
 
 
-def test_an_item_that_fails_leaves_the_other_at_work_and_says_why(project: Path) -> None:
+def test_failed_item_gives_the_reason_and_the_other_finishes(project: Path) -> None:
     text = (project / "dvc.yaml").read_text()
     command = "if [ ${item.domain} = a ]; then echo no such key >&2; exit 2; fi; mkdir -p made"
     (project / "dvc.yaml").write_text(text.replace("cmd: mkdir -p made", f"cmd: {command}"))
@@ -117,12 +119,12 @@ def test_an_item_that_fails_leaves_the_other_at_work_and_says_why(project: Path)
     assert caught.value.code == BAD_PARAMETERS
     assert caught.value.bad_parameters
     assert "dvc repro make@a" in str(caught.value)
-    assert pickle.loads(pickle.dumps(caught.value)).bad_parameters  # it crosses processes and Prefect's results
+    assert pickle.loads(pickle.dumps(caught.value)).bad_parameters  # it is sent between processes and stored in Prefect's results
     assert (project / "made" / "b.txt").exists()
     assert not (project / "joined.txt").exists()
 
 
-def test_a_failure_that_is_not_about_parameters_can_be_tried_again(project: Path) -> None:
+def test_failure_other_than_parameters_can_be_retried(project: Path) -> None:
     text = (project / "dvc.yaml").read_text()
     (project / "dvc.yaml").write_text(text.replace("cmd: mkdir -p made", "cmd: kill -9 $$; mkdir -p made"))
     with pytest.raises(StageFailedError) as caught:
@@ -140,42 +142,42 @@ run_items({"work": []}, Path(sys.argv[1]), jobs=1)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_nothing_is_left_of_a_run_whose_process_is_killed(project: Path, number: signal.Signals) -> None:
-    do(add_work(project), "hold")
+def test_killed_run_leaves_no_process(project: Path, number: signal.Signals) -> None:
+    set_behaviour(add_work(project), "hold")
     (project / "joined.txt").write_text("joined\n")
     flow = subprocess.Popen([sys.executable, "-c", FLOW, str(project)], cwd=ROOT, start_new_session=True)
-    until(lambda: (project / "pids").exists() and (project / "pids").read_text(), "the stage at work")
+    until(lambda: (project / "pids").exists() and (project / "pids").read_text(), "the stage is running")
     started = [item.pid for item in psutil.Process(flow.pid).children(recursive=True)]
     assert len(started) >= 4  # the supervisor, DVC, the stage and its child in another session
     flow.send_signal(number)
     flow.wait()
     assert all(gone(pid) for pid in started)
-    do(project, "end")
+    set_behaviour(project, "end")
     assert run_stage("work", project, echo=lambda line: None).ran == ("work",)
 
 
-def test_the_gpu_and_the_number_of_jobs_bound_what_runs_at_once() -> None:
+def test_concurrency_is_limited_by_jobs_and_gpu() -> None:
     graph = {"a": [], "b": [], "c": [], "d": ["a"]}
     running: set[str] = set()
-    most: list[set[str]] = []
+    concurrent: list[set[str]] = []
 
     def work(item: str) -> str:
         running.add(item)
-        most.append(set(running))
+        concurrent.append(set(running))
         time.sleep(0.05)
         running.discard(item)
         return item.upper()
 
     with ThreadPoolExecutor(4) as pool:
         for jobs in (1, 2, 4):
-            most.clear()
+            concurrent.clear()
             done = run_graph(graph, lambda item: pool.submit(work, item), jobs, alone={"a", "b", "d"})
             assert done == {item: item.upper() for item in graph}
-            assert max(map(len, most)) == min(jobs, 2)
-            assert all(len(at_once & {"a", "b", "d"}) == 1 or at_once == {"c"} for at_once in most)
+            assert max(map(len, concurrent)) == min(jobs, 2)
+            assert all(len(at_once & {"a", "b", "d"}) == 1 or at_once == {"c"} for at_once in concurrent)
 
 
-def test_after_a_failure_nothing_more_starts_and_what_runs_ends() -> None:
+def test_failure_stops_new_items_and_lets_running_ones_finish() -> None:
     started: list[str] = []
 
     def work(item: str) -> None:
@@ -191,7 +193,7 @@ def test_after_a_failure_nothing_more_starts_and_what_runs_ends() -> None:
     assert started == ["bad", "worse"]
 
 
-def test_stages_on_the_gpu_are_those_that_depend_on_its_key(project: Path) -> None:
+def test_gpu_stages_are_those_that_depend_on_the_device(project: Path) -> None:
     values = {"resources": {"device": "cpu"}}
     (project / "params.yaml").write_text(yaml.safe_dump(values))
     assert gpu_stages(project) == frozenset()

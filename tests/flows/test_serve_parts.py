@@ -1,4 +1,4 @@
-"""However `make serve` is ended, its parts end with it. The parts here are stand-ins: what matters is who ends them."""
+"""However `make serve` is ended, its services end with it. Stub services suffice for that."""
 
 from __future__ import annotations
 
@@ -40,36 +40,36 @@ def start(folder: Path, worker: str = "") -> subprocess.Popen:
 
 def children(folder: Path) -> list[int]:
     files = [folder / name for name in ("server", "server2", "worker", "worker2")]
-    until(lambda: all(file.exists() and file.read_text().strip() for file in files), "the parts")
+    until(lambda: all(file.exists() and file.read_text().strip() for file in files), "the services have started")
     return [int(file.read_text()) for file in files]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_however_it_is_ended_its_parts_end_too(number: signal.Signals, tmp_path: Path) -> None:
+def test_any_signal_ends_all_services(number: signal.Signals, tmp_path: Path) -> None:
     """Ctrl-C, `make serve-stop` and kill -9 leave no process behind."""
     process = start(tmp_path)
     pids = children(tmp_path)
     process.send_signal(number)
     process.wait()
-    until(lambda: all(gone(pid) for pid in pids), "the end of the parts", 60)
+    until(lambda: all(gone(pid) for pid in pids), "the services have ended", 60)
     assert process.returncode == (-9 if number == signal.SIGKILL else 0)
 
 
-def test_a_part_that_ends_by_itself_ends_the_others_and_is_named(tmp_path: Path) -> None:
+def test_service_that_exits_ends_the_others_and_is_named(tmp_path: Path) -> None:
     process = start(tmp_path, "echo the port is taken; exit 3")
-    said, _ = process.communicate(timeout=None)
+    output, _ = process.communicate(timeout=None)
     assert process.returncode == 1
-    assert "worker exited (exit code 3)" in said
-    assert "the port is taken" in said
+    assert "worker exited (exit code 3)" in output
+    assert "the port is taken" in output
     assert gone(int((tmp_path / "server").read_text()))
 
 
-def test_a_second_one_says_who_is_at_work(tmp_path: Path) -> None:
+def test_second_instance_names_the_running_process(tmp_path: Path) -> None:
     first = start(tmp_path)
     children(tmp_path)
     second = start(tmp_path)
-    said, _ = second.communicate(timeout=None)
+    output, _ = second.communicate(timeout=None)
     assert second.returncode == 2
-    assert f"already running (process {first.pid})" in said
+    assert f"already running (process {first.pid})" in output
     first.terminate()
     assert first.wait() == 0

@@ -1,4 +1,4 @@
-"""The supervised child: exit codes pass through, and nothing outlives it."""
+"""The supervised child: its exit code is passed on, and no descendant outlives it."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def wait_for(path: Path, within_s: float = 120.0) -> int:
     raise AssertionError(f"{path} was not written")
 
 
-def test_the_commands_exit_code_is_passed_on() -> None:
+def test_exit_code_is_passed_on() -> None:
     assert subprocess.run([*SUPERVISE, sys.executable, "-c", "raise SystemExit(7)"], cwd=ROOT, check=False).returncode == 7
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_told_to_end_it_ends_grandchildren_too(number: signal.Signals, tmp_path: Path) -> None:
-    """Cancelling a run ends its processes, those its command has started as well."""
+def test_signal_ends_grandchildren(number: signal.Signals, tmp_path: Path) -> None:
+    """Cancelling a run ends its processes, including those that its command has started."""
     script = f"sleep 60 & echo $! > {tmp_path}/grandchild; wait"
     process = subprocess.Popen([*SUPERVISE, "bash", "-c", script], cwd=ROOT)
     grandchild = wait_for(tmp_path / "grandchild")
@@ -52,9 +52,9 @@ def test_told_to_end_it_ends_grandchildren_too(number: signal.Signals, tmp_path:
     assert gone(grandchild)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="takes in orphans, which Linux alone offers")
-def test_what_left_for_a_session_of_its_own_is_ended_too(tmp_path: Path) -> None:
-    """A Prefect worker starts each flow run in a session of its own: ending the worker's group would not reach them."""
+@pytest.mark.skipif(sys.platform != "linux", reason="needs PR_SET_CHILD_SUBREAPER, which only Linux has")
+def test_signal_ends_processes_in_other_sessions(tmp_path: Path) -> None:
+    """A Prefect worker starts each flow run in its own session, which ending the worker's process group would not reach."""
     script = f"setsid bash -c 'trap \"\" TERM; echo $$ > {tmp_path}/escaped; while true; do sleep 1; done' & sleep 60"
     process = subprocess.Popen([*SUPERVISE, "--grace", "0.5", "bash", "-c", script], cwd=ROOT)
     escaped = wait_for(tmp_path / "escaped")
@@ -63,8 +63,8 @@ def test_what_left_for_a_session_of_its_own_is_ended_too(tmp_path: Path) -> None
     assert gone(escaped)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel for a signal when the parent dies, which Linux alone offers")
-def test_when_its_parent_is_killed_nothing_is_left(tmp_path: Path) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="needs PR_SET_PDEATHSIG, which only Linux has")
+def test_killed_parent_leaves_no_process(tmp_path: Path) -> None:
     """kill -9 of a flow leaves no stage behind."""
     script = f"sleep 60 & echo $! > {tmp_path}/grandchild; wait"
     code = f"import subprocess; subprocess.run({[*SUPERVISE, 'bash', '-c', script]!r}, cwd={str(ROOT)!r})"
@@ -75,21 +75,21 @@ def test_when_its_parent_is_killed_nothing_is_left(tmp_path: Path) -> None:
     assert gone(grandchild)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="takes in orphans, which Linux alone offers")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs PR_SET_CHILD_SUBREAPER, which only Linux has")
 @pytest.mark.parametrize(("options", "end", "code"), [([], "kill -9 $$", 137), (["--sweep"], "exit 3", 3)])
-def test_what_a_command_leaves_is_ended_with_it(options: list[str], end: str, code: int, tmp_path: Path) -> None:
-    """A worker that is killed leaves no flow run at work, and neither does one that gives up."""
+def test_killed_or_swept_command_leaves_no_process(options: list[str], end: str, code: int, tmp_path: Path) -> None:
+    """A worker that is killed, or gives up, leaves no flow run behind."""
     script = f"setsid sleep 60 & echo $! > {tmp_path}/left; {end}"
     done = subprocess.run([*SUPERVISE, *options, "bash", "-c", script], cwd=ROOT, check=False)
     assert done.returncode == code
     assert gone(int((tmp_path / "left").read_text()))
 
 
-def test_what_outlives_a_command_that_ends_by_itself_is_left_to_finish(tmp_path: Path) -> None:
-    """A stage's follower tells MLflow of the stage's end after it."""
-    script = f"setsid bash -c 'sleep 1; echo told > {tmp_path}/told' > /dev/null 2>&1 & exit 0"
+def test_background_process_finishes_after_a_normal_exit(tmp_path: Path) -> None:
+    """A stage's follower reports the stage's end to MLflow after it."""
+    script = f"setsid bash -c 'sleep 1; echo reported > {tmp_path}/reported' > /dev/null 2>&1 & exit 0"
     assert subprocess.run([*SUPERVISE, "bash", "-c", script], cwd=ROOT, check=False).returncode == 0
     deadline = time.monotonic() + 120
-    while not (tmp_path / "told").exists():
+    while not (tmp_path / "reported").exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""What counts as a change of the inputs, and when it starts a run."""
+"""Which changes of the inputs start a run, and when."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ def watched(root: Path) -> tuple[Watch, list[str]]:
     return Watch(root, started.append), started
 
 
-def looks(watch: Watch, count: int = 3) -> None:
+def poll(watch: Watch, count: int = 3) -> None:
     for _ in range(count):
         watch.poll()
 
 
-def test_the_first_look_starts_nothing_and_a_change_starts_one_run(root: Path) -> None:
+def test_change_starts_one_run_and_the_first_poll_none(root: Path) -> None:
     watch, started = watched(root)
-    looks(watch)
+    poll(watch)
     assert started == []
     (root / "params.yaml").write_text("seed: 1  # edited\n")
-    looks(watch)
+    poll(watch)
     assert len(started) == 1
     assert started[0].startswith("params.yaml changed (")
     (root / "data" / "raw" / "maze.jsonl").write_text("{}\n")
-    looks(watch)
+    poll(watch)
     assert [reason.split(" ")[0] for reason in started] == ["params.yaml", "data/raw"]
 
 
-def test_a_file_that_is_still_being_written_is_left_alone(root: Path) -> None:
+def test_file_still_being_written_starts_no_run(root: Path) -> None:
     watch, started = watched(root)
-    looks(watch)
+    poll(watch)
     for size in range(1, 5):
         (root / "params.yaml").write_text("seed: 1\n" * size)
         watch.poll()
@@ -51,46 +51,46 @@ def test_a_file_that_is_still_being_written_is_left_alone(root: Path) -> None:
     assert len(started) == 1
 
 
-def test_new_times_on_the_same_bytes_are_no_change(root: Path) -> None:
-    """git checkout and touch give files new times."""
+def test_new_times_on_the_same_bytes_start_no_run(root: Path) -> None:
+    """git checkout and touch change a file's times."""
     watch, started = watched(root)
-    looks(watch)
+    poll(watch)
     (root / "params.yaml").write_bytes((root / "params.yaml").read_bytes())
     (root / "elsewhere.txt").write_text("not watched")
-    looks(watch)
+    poll(watch)
     assert started == []
 
 
-def test_a_change_made_while_nobody_watched_is_seen(root: Path) -> None:
-    looks(watched(root)[0])
+def test_change_made_while_not_watching_starts_a_run(root: Path) -> None:
+    poll(watched(root)[0])
     (root / "params.yaml").write_text("seed: 2\n")
     watch, started = watched(root)
-    looks(watch)
+    poll(watch)
     assert len(started) == 1
 
 
-def test_a_run_that_could_not_be_started_is_started_later(root: Path) -> None:
-    """A server that is away loses no change."""
-    away, started = [True], []
+def test_failed_start_is_retried(root: Path) -> None:
+    """An unreachable server loses no change."""
+    unreachable, started = [True], []
 
     def start(reason: str) -> None:
-        if away[0]:
+        if unreachable[0]:
             raise ConnectionError("no server")
         started.append(reason)
 
     watch = Watch(root, start)
-    looks(watch)
+    poll(watch)
     (root / "params.yaml").write_text("seed: 3\n")
     watch.poll()
     for _ in range(2):
         with pytest.raises(ConnectionError):
             watch.poll()
-    away[0] = False
-    looks(watch)
+    unreachable[0] = False
+    poll(watch)
     assert len(started) == 1
 
 
-def test_removing_a_file_changes_the_hash_of_its_folder_alone(root: Path) -> None:
+def test_removing_a_file_changes_only_the_hash_of_its_folder(root: Path) -> None:
     before = hashes(root)
     (root / "data" / "raw" / "search.jsonl").unlink()
     after = hashes(root)

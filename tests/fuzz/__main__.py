@@ -1,7 +1,6 @@
-"""`python -m tests.fuzz params --count 5000 --seed 0`: mutated params.yaml files, counted; likewise records, imports, requests
-and kills. Exit code 1 if a case was lost, 2 for a wrong command. `--only N` runs one case and shows it; `--write` keeps the
-counts in docs/guarantees.json, and `python -m tests.fuzz page` writes docs/guarantees.md anew from there.
-"""
+"""`python -m tests.fuzz params --count 5000 --seed 0` tries mutated params.yaml files and counts the outcomes; likewise records,
+imports, requests and kills. The exit code is 1 if a case was lost, 2 for an invalid command. `--only N` runs one case and prints
+it; `--write` stores the counts in docs/guarantees.json, and `python -m tests.fuzz page` updates docs/guarantees.md from there."""
 
 from __future__ import annotations
 
@@ -20,8 +19,8 @@ from .outcomes import ACCEPTED, LOST, Outcome, Tally
 from .suites import COUNTS, counted
 
 
-def tell(tally: Tally, operators: str, outcome: Outcome) -> None:
-    """Kills take long: each is told. Of the others a terminal shows how far they are."""
+def report_progress(tally: Tally, operators: str, outcome: Outcome) -> None:
+    """Print each kill, which takes long; of other cases show the progress on a terminal."""
     if tally.suite == "kills":
         print(f"{operators}: {'the same bytes' if outcome.kind == ACCEPTED else outcome.detail}", flush=True)
     elif sys.stderr.isatty():
@@ -31,13 +30,13 @@ def tell(tally: Tally, operators: str, outcome: Outcome) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("suite", choices=[*COUNTS, "page"])
-    parser.add_argument("--count", type=int, help=f"cases to try; where not given {COUNTS}")
+    parser.add_argument("--count", type=int, help=f"number of cases (default: {COUNTS})")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", type=int, metavar="N", help="try case N alone and say what came of it (not of kills)")
+    parser.add_argument("--only", type=int, metavar="N", help="run case N alone and print its outcome (not for kills)")
     parser.add_argument(
-        "--source", type=Path, help="kills: a finished run to copy, such as the default one; else a tiny one is made"
+        "--source", type=Path, help="kills: a finished run to copy, such as the default one (default: make a tiny one)"
     )
-    parser.add_argument("--write", action="store_true", help="keep the counts in docs/guarantees.json, and write the page anew")
+    parser.add_argument("--write", action="store_true", help="store the counts in docs/guarantees.json and update the page")
     options = parser.parse_args()
     if options.suite == "page":
         page.write()
@@ -52,7 +51,7 @@ def main() -> int:
         return int(outcome.kind == LOST)
     count = options.count or COUNTS[options.suite]
     try:
-        tally = counted(options.suite, count, options.seed, options.source, tell)
+        tally = counted(options.suite, count, options.seed, options.source, report_progress)
     except ValueError as error:
         print(f"fuzz: {error}", file=sys.stderr)
         return 2
@@ -63,7 +62,7 @@ def main() -> int:
     print(json.dumps({options.suite: tally.row()}))
     if options.write:
         run = " --source FOLDER" if options.source else ""
-        page.keep(tally, f"python -m tests.fuzz {options.suite} --count {count} --seed {options.seed}{run}")
+        page.store(tally, f"python -m tests.fuzz {options.suite} --count {count} --seed {options.seed}{run}")
     return int(bool(tally.lost))
 
 

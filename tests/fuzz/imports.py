@@ -1,5 +1,5 @@
-"""Files of curate.imports with other values, keys and bytes: each record becomes an episode or a pair, or a rejection that names
-file and line; what came in can be written and read; a file that is broken as a whole is refused by its name."""
+"""Files of curate.imports with mutated values, keys and bytes: each record becomes an episode, a pair or a rejection that names
+file and line; what was imported can be written and read back; an unreadable file is rejected by name."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from stages.records.episode import PREFERENCE_SCHEMA, read_episodes, read_rows, 
 from stages.records.task import Task
 
 from . import mutation
-from .outcomes import ACCEPTED, LOST, REFUSED, LostError, Outcome, clear, tried
+from .outcomes import ACCEPTED, LOST, REFUSED, LostError, Outcome, check_refusal, run_case
 
 MAX_LENGTH = 640
 OPERATORS = (*mutation.VALUES, *mutation.KEYS)
 
 
 class World:
-    """A search domain with a few tasks, and good records about them."""
+    """A search domain with a few tasks, and valid records about them."""
 
     def __init__(self) -> None:
         self.folder = tempfile.TemporaryDirectory()
@@ -72,7 +72,7 @@ def world() -> World:
 
 
 def check_import(name: str, content: bytes, good: int) -> Outcome:
-    """What becomes of a file of these bytes, in which at least `good` records are as they were."""
+    """Outcome of a file with these bytes, in which at least `good` records are unmodified."""
     here = world()
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
@@ -83,8 +83,8 @@ def check_import(name: str, content: bytes, good: int) -> Outcome:
             found = importer.read(root, [name])
         except ValueError as error:
             if not name.endswith(".parquet"):
-                raise  # a line may be refused, not the file
-            return clear(str(error), name)
+                raise  # in JSON lines, only the line may be rejected
+            return check_refusal(str(error), name)
         count = len(content.splitlines()) if name.endswith(".jsonl") else pq.read_table(path).num_rows
         counts = found.counts[name]
         if (
@@ -93,24 +93,24 @@ def check_import(name: str, content: bytes, good: int) -> Outcome:
         ):
             raise LostError(f"{count} records became {dict(counts)}")
         if len(found.episodes) + len(found.pairs) < good:
-            raise LostError(f"good records were left out: {dict(counts)}")
+            raise LostError(f"valid records were rejected: {dict(counts)}")
         write_episodes(root / "episodes.parquet", found.episodes)
         write_table(root / "pairs.parquet", PREFERENCE_SCHEMA, found.pairs)
         write_json(root / "report.json", found.report())
         back = read_episodes(root / "episodes.parquet")
         if [one.messages for one in back] != [one.messages for one in sorted(found.episodes, key=lambda one: one.episode_id)]:
-            raise LostError("an episode came back with other words")
+            raise LostError("an episode differs after writing and reading")
         if read_rows(root / "pairs.parquet") != found.pairs:
-            raise LostError("a pair came back otherwise")
+            raise LostError("a pair differs after writing and reading")
         for line in found.warnings():
             line.encode("utf-8")
-            if "rejected" in line and (outcome := clear(line, f"{name}:")).kind == LOST:
+            if "rejected" in line and (outcome := check_refusal(line, f"{name}:")).kind == LOST:
                 return outcome
     return Outcome(REFUSED if found.rejections else ACCEPTED)
 
 
 def as_lines(rng: random.Random, changed: bytes) -> tuple[str, bytes, int]:
-    """A line among good ones."""
+    """The mutated line among valid ones."""
     lines = [json.dumps(record).encode() for record in rng.sample(world().records, 3)]
     where = rng.randrange(len(lines) + 1)
     return "a.jsonl", b"\n".join([*lines[:where], changed, *lines[where:]]) + b"\n", len(lines)
@@ -123,7 +123,7 @@ def table_bytes(rows: list[dict[str, Any]]) -> bytes:
 
 
 def strange_column(rng: random.Random, rows: list[dict[str, Any]]) -> bytes:
-    """A Parquet file with a column of a type that no record has."""
+    """A Parquet file with a column of an unexpected type."""
     columns: list[Callable[[int], Any]] = [
         lambda count: pa.array([b"\xff"] * count),
         lambda count: pa.array([1.5] * count),
@@ -163,4 +163,4 @@ def case(seed: int, number: int) -> tuple[str, Outcome]:
         else:
             content, names = strange_column(rng, rows), "strange_column"
         file = ("a.parquet", content, 0)
-    return f"{kind}: {names}", tried(lambda: check_import(*file))
+    return f"{kind}: {names}", run_case(lambda: check_import(*file))

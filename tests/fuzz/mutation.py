@@ -1,5 +1,5 @@
-"""Operators that make a valid value, text or sequence of bytes a hostile one. Each takes a random generator and leaves its input
-as it was, so that (seed, number) names a case for good."""
+"""Operators that turn a valid value, text or sequence of bytes into a hostile one. Each takes a random generator and leaves its
+input unchanged, so that (seed, number) identifies a case."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ TEXTS: tuple[str, ...] = (
 )
 OTHERS: tuple[Any, ...] = (None, True, False, [], {}, [[]], [None], {"": ""}, {"a": {"b": [1]}})
 YAML_ONLY: tuple[Any, ...] = (datetime.date(2024, 2, 29), datetime.datetime(2024, 2, 29, 1, 2, 3), b"\xff\x00", {1, 2}, {None: 1})
-"""What YAML has beside JSON's values."""
+"""Values of YAML that JSON does not have."""
 
 
 def paths(value: Any, start: Path = ()) -> Iterator[Path]:
-    """Places of all values inside `value`, `start` itself first."""
+    """Paths of all values inside `value`, beginning with `start` itself."""
     yield start
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, held in items:
@@ -67,8 +67,8 @@ def put(value: Any, path: Path, new: Any) -> Any:
     return changed
 
 
-def places(rng: random.Random, value: Any, kind: type | tuple[type, ...] = object) -> Path | None:
-    """A random place of a value of `kind`, below the root where there is one."""
+def random_path(rng: random.Random, value: Any, kind: type | tuple[type, ...] = object) -> Path | None:
+    """Random path of a value of `kind`, below the root if there is one."""
     found = [path for path in paths(value) if isinstance(at(value, path), kind)]
     return rng.choice([path for path in found if path] or found or [None])
 
@@ -84,16 +84,16 @@ def nested(depth: int, kind: str) -> Any:
 
 
 def replaced(rng: random.Random, value: Any, pool: tuple[Any, ...] = (*NUMBERS, *TEXTS, *OTHERS)) -> Any:
-    return put(value, places(rng, value) or (), copy.deepcopy(rng.choice(pool)))
+    return put(value, random_path(rng, value) or (), copy.deepcopy(rng.choice(pool)))
 
 
 def leaf_replaced(rng: random.Random, value: Any) -> Any:
-    path = places(rng, value, (int, float, str, type(None)))
+    path = random_path(rng, value, (int, float, str, type(None)))
     return value if path is None else put(value, path, copy.deepcopy(rng.choice((*NUMBERS, *TEXTS, *OTHERS))))
 
 
 def number_moved(rng: random.Random, value: Any) -> Any:
-    path = places(rng, value, (int, float))
+    path = random_path(rng, value, (int, float))
     if path is None:
         return value
     number = at(value, path)
@@ -102,7 +102,7 @@ def number_moved(rng: random.Random, value: Any) -> Any:
 
 
 def of_another_type(rng: random.Random, value: Any) -> Any:
-    path = places(rng, value, (int, float, str))
+    path = random_path(rng, value, (int, float, str))
     if path is None:
         return value
     held = at(value, path)
@@ -110,18 +110,18 @@ def of_another_type(rng: random.Random, value: Any) -> Any:
 
 
 def swapped(rng: random.Random, value: Any) -> Any:
-    one, other = places(rng, value), places(rng, value)
+    one, other = random_path(rng, value), random_path(rng, value)
     if one is None or other is None or one[: len(other)] == other or other[: len(one)] == one:
         return value
     return put(put(value, one, at(value, other)), other, copy.deepcopy(at(value, one)))
 
 
 def deepened(rng: random.Random, value: Any) -> Any:
-    return put(value, places(rng, value) or (), nested(rng.choice((3, 60, 150)), rng.choice(("list", "dict"))))
+    return put(value, random_path(rng, value) or (), nested(rng.choice((3, 60, 150)), rng.choice(("list", "dict"))))
 
 
 def text_mangled(rng: random.Random, value: Any) -> Any:
-    path = places(rng, value, str)
+    path = random_path(rng, value, str)
     if path is None:
         return value
     text = at(value, path)
@@ -136,7 +136,7 @@ def text_mangled(rng: random.Random, value: Any) -> Any:
 
 
 def typo(rng: random.Random, name: str) -> str:
-    """A name that is not `name`, but nearly."""
+    """A misspelt `name`."""
     where = rng.randrange(len(name)) if name else 0
     return rng.choice(
         (name[:where] + name[where + 1 :], name[:where] + name[where : where + 1] + name[where:], name + "s", f" {name}")
@@ -179,8 +179,8 @@ def key_dropped(rng: random.Random, value: Any) -> Any:
 
 
 def items_changed(rng: random.Random, value: Any) -> Any:
-    """A list with an item more, fewer, or in another order."""
-    path = places(rng, value, list)
+    """A list with an item repeated or removed, or in another order."""
+    path = random_path(rng, value, list)
     if path is None or not at(value, path):
         return value
     held = list(at(value, path))
@@ -276,11 +276,11 @@ JSON_SPLICES = (
     ),
     *NUMERALS,
 )
-"""Values to write into JSON text in place of one of its own."""
+"""Replacements for values in JSON text."""
 
 
 def json_value_spliced(rng: random.Random, text: bytes) -> bytes:
-    """What stands behind a colon, up to the next comma or bracket, becomes something else."""
+    """Replace what follows a colon, up to the next comma or bracket."""
     colons = [place for place, byte in enumerate(text) if byte == ord(":")]
     if not colons:
         return text
@@ -290,7 +290,7 @@ def json_value_spliced(rng: random.Random, text: bytes) -> bytes:
 
 
 def key_doubled(rng: random.Random, text: bytes) -> bytes:
-    """An object's first key once more, with another value."""
+    """Repeat an object's first key, with another value."""
     where = text.find(b"{") + 1
     colon = text.find(b":", where)
     return (

@@ -1,4 +1,4 @@
-"""What came of a case, and of all of them."""
+"""Outcomes of cases and their counts."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 REFUSED, ACCEPTED, LOST = "refused", "accepted", "lost"
-PATIENCE_S = 120
-"""A case that is not done by then hangs."""
+TIMEOUT_S = 120
+"""A case that takes longer hangs."""
 LONGEST_MESSAGE = 4000
-"""Characters of a refusal that a person can still read."""
+"""Maximum length of a readable message in characters."""
 
 
 class LostError(Exception):
-    """A case that was neither refused clearly nor worked."""
+    """A case that was neither refused clearly nor accepted and working."""
 
 
 class HangError(LostError):
@@ -28,7 +28,7 @@ class HangError(LostError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """`kind`: REFUSED, ACCEPTED or LOST; `detail`: the refusal's words, or what went wrong."""
+    """`kind`: REFUSED, ACCEPTED or LOST; `detail`: the error message, or what went wrong."""
 
     kind: str
     detail: str = ""
@@ -53,7 +53,7 @@ class Tally:
             self.lost.append((number, operators, outcome.detail))
 
     def row(self) -> dict[str, Any]:
-        """Plain JSON; the same whenever it is counted."""
+        """As plain, deterministic JSON."""
         return {"tried": self.tried, **{kind: self.counts[kind] for kind in (REFUSED, ACCEPTED, LOST)}, "seed": self.seed}
 
     def line(self) -> str:
@@ -65,13 +65,13 @@ class Tally:
 
 
 @contextmanager
-def at_most(seconds: int) -> Iterator[None]:
-    """Raise HangError in here after so many seconds (main thread only)."""
+def time_limit(seconds: int) -> Iterator[None]:
+    """Raise HangError in this block after `seconds` (main thread only)."""
 
-    def ring(number: int, frame: object) -> None:
+    def on_alarm(number: int, frame: object) -> None:
         raise HangError(f"not done after {seconds} s")
 
-    before = signal.signal(signal.SIGALRM, ring)
+    before = signal.signal(signal.SIGALRM, on_alarm)
     signal.alarm(seconds)
     try:
         yield
@@ -80,26 +80,27 @@ def at_most(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def tried(case: Callable[[], Outcome], patience_s: int = PATIENCE_S) -> Outcome:
+def run_case(case: Callable[[], Outcome], timeout_s: int = TIMEOUT_S) -> Outcome:
     """The outcome of `case`; whatever it raises is lost, with the innermost line of this project."""
     try:
-        with at_most(patience_s):
+        with time_limit(timeout_s):
             return case()
     except (Exception, SystemExit) as error:
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
         own = [frame for frame in frames if "/tests/fuzz/" not in frame.filename] or frames
         where = f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else "?"
-        said = " ".join(str(error).split())[:200]
-        return Outcome(LOST, f"{type(error).__name__} at {where}: {said!a}")
+        text = " ".join(str(error).split())[:200]
+        return Outcome(LOST, f"{type(error).__name__} at {where}: {text!a}")
 
 
-def clear(message: str, *named: str) -> Outcome:
-    """A refusal that names one of each of `named` (alternatives parted by |), and is short enough to be read."""
+def check_refusal(message: str, *named: str) -> Outcome:
+    """A refusal with `message`; lost if the message is empty, too long, or names no alternative (separated by |) of one of
+    `named`."""
     if not message.strip():
-        return Outcome(LOST, "refused without a word")
+        return Outcome(LOST, "refused with an empty message")
     if len(message) > LONGEST_MESSAGE:
-        return Outcome(LOST, f"a refusal of {len(message)} characters: {message[:120]!r}")
+        return Outcome(LOST, f"a message of {len(message)} characters: {message[:120]!r}")
     for wanted in named:
         if not any(word in message for word in wanted.split("|")):
-            return Outcome(LOST, f"the refusal does not name {wanted}: {message[:200]!r}")
+            return Outcome(LOST, f"the message does not name {wanted}: {message[:200]!r}")
     return Outcome(REFUSED, message)

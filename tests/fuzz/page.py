@@ -25,8 +25,8 @@ def figures() -> dict[str, Any]:
     return json.loads(FIGURES.read_text(encoding="utf-8")) if FIGURES.exists() else {}
 
 
-def keep(tally: Tally, command: str) -> None:
-    """Put the counts of a run into docs/guarantees.json and into the page."""
+def store(tally: Tally, command: str) -> None:
+    """Store the counts of a run in docs/guarantees.json, and update the page."""
     kept = {**figures(), tally.suite: {"command": command, **tally.row()}}
     FIGURES.write_text(json.dumps({name: kept[name] for name in WHAT if name in kept}, indent=1) + "\n", encoding="utf-8")
     write()
@@ -42,7 +42,7 @@ def table() -> str:
 
 
 def page() -> str:
-    """The page with the counts of docs/guarantees.json in it."""
+    """The page with the counts of docs/guarantees.json."""
     return replace_block(PAGE.read_text(encoding="utf-8"), "fuzz", table())
 
 

@@ -1,4 +1,4 @@
-"""params.yaml with other values, other keys, other bytes: refused with the file and a key, or accepted whole and workable."""
+"""params.yaml with mutated values, keys and bytes: refused with the file and a key, or accepted completely and workable."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stages.params import ROOT, Params, ParamsError, check_launch
 from stages.records.sections import deep_merge
 
 from . import mutation, probes
-from .outcomes import ACCEPTED, LOST, LostError, Outcome, clear, tried
+from .outcomes import ACCEPTED, LOST, LostError, Outcome, check_refusal, run_case
 
 FILE = "params.yaml"
 YAML_SPLICES = (
@@ -100,7 +100,7 @@ def schema_of(path: mutation.Path) -> Mapping[str, Any]:
 
 
 def option_taken(rng: random.Random, values: Any) -> Any:
-    """Another of the values that a key may have, or a number at the edge of its range or just beyond it."""
+    """Another of a key's options, or a number at or just outside the bounds of its range."""
     found = []
     for path in mutation.paths(values):
         schema = schema_of(path) if path else {}
@@ -130,14 +130,14 @@ def yaml_value(rng: random.Random, values: Any) -> Any:
 
 
 def yaml_key(rng: random.Random, values: Any) -> Any:
-    """A mapping with a key that is no text."""
-    path = mutation.places(rng, values, dict)
+    """A mapping with a key that is not a string."""
+    path = mutation.random_path(rng, values, dict)
     held = mutation.at(values, path or ())
     return mutation.put(values, path or (), {**held, rng.choice((1, None, True, 1.5, mutation.YAML_ONLY[0])): 1})
 
 
 def yaml_spliced(rng: random.Random, text: bytes) -> bytes:
-    """What stands behind a key becomes something else."""
+    """Replace the value of a key."""
     lines = text.splitlines(keepends=True)
     keys = [number for number, line in enumerate(lines) if re.match(rb"\s*\w+:", line)]
     if not keys:
@@ -182,7 +182,7 @@ def shipped() -> tuple[bytes, Any, frozenset[str]]:
 
 
 def check_values(values: Mapping[str, Any], params: Params) -> None:
-    """What every accepted file has to stand: see `probes`."""
+    """Checks of every accepted file; see `probes`."""
     for name, entry in params.per_domain.items():
         if name in domain_factories():
             settings = load_domain(name, entry.environment).settings.model_dump(by_alias=True)
@@ -200,16 +200,16 @@ def check_values(values: Mapping[str, Any], params: Params) -> None:
 
 
 def refusal(error: ParamsError) -> Outcome:
-    said = str(error)
-    outcome = clear(said, FILE)
-    words = set(re.findall(r"\w+", said.replace(FILE, "")))
+    message = str(error)
+    outcome = check_refusal(message, FILE)
+    words = set(re.findall(r"\w+", message.replace(FILE, "")))
     if outcome.kind != LOST and not words & {*shipped()[2], "line", "mapping", "position", "byte", "section"}:
-        return Outcome(LOST, f"the refusal names no key and no line: {said[:200]!r}")
+        return Outcome(LOST, f"the message names neither key nor line: {message[:200]!r}")
     return outcome
 
 
 def check_parsed(values: Any) -> Outcome:
-    """What `python -m stages.params` does with a file of these values, in this process."""
+    """Outcome of `python -m stages.params` for a file with these values, in this process."""
     try:
         params = project.parse_params(values, FILE)
         project.check_domains(params)
@@ -222,7 +222,7 @@ def check_parsed(values: Any) -> Outcome:
 
 
 def check_file(text: bytes) -> Outcome:
-    """The command itself, on a file of these bytes."""
+    """Outcome of the command itself for a file with these bytes."""
     out, err = io.StringIO(), io.StringIO()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / FILE
@@ -243,7 +243,7 @@ def check_file(text: bytes) -> Outcome:
 
 
 def check_overlay(text: bytes) -> Outcome:
-    """`--apply` of an overlay of these bytes: it is refused and params.yaml left as it was, or it is applied."""
+    """`--apply` of an overlay with these bytes is refused, or it is applied."""
     err = io.StringIO()
     with tempfile.TemporaryDirectory() as folder:
         path, overlay = Path(folder) / FILE, Path(folder) / "overlay.yaml"
@@ -256,7 +256,7 @@ def check_overlay(text: bytes) -> Outcome:
         finally:
             sys.argv = argv
         if code == 2:
-            return clear(err.getvalue(), f"{FILE}|overlay.yaml")
+            return check_refusal(err.getvalue(), f"{FILE}|overlay.yaml")
         if code != 0:
             raise LostError(f"exit code {code}: {err.getvalue()[:200]}")
         project.load_params(path)
@@ -275,10 +275,10 @@ def case(seed: int, number: int) -> tuple[str, Outcome]:
     kind = rng.choices(("options", "values", "keys", "bytes", "overlay"), (25, 25, 20, 26, 4))[0]
     if kind == "bytes":
         changed, names = mutation.mutated(rng, text, BYTES, most=2)
-        return names, tried(lambda: check_file(changed))
+        return names, run_case(lambda: check_file(changed))
     if kind == "overlay":
         changed, names = mutation.mutated(rng, rng.choice(profiles()), BYTES, most=2)
-        return f"overlay:{names}", tried(lambda: check_overlay(changed))
+        return f"overlay:{names}", run_case(lambda: check_overlay(changed))
     if rng.random() < 0.3:
         values = domains_taken(rng, values)
     if rng.random() < 0.2:
@@ -286,5 +286,5 @@ def case(seed: int, number: int) -> tuple[str, Outcome]:
     operators: tuple[mutation.Operator, ...] = {"options": OPTIONS, "values": VALUES, "keys": KEYS}[kind]
     changed, names = mutation.mutated(rng, values, operators, most=1 if kind == "values" else 3)
     if not isinstance(changed, dict):
-        return names, tried(lambda: check_file(yaml.safe_dump(changed, allow_unicode=True).encode("utf-8", "surrogatepass")))
-    return names, tried(lambda: check_parsed(changed))
+        return names, run_case(lambda: check_file(yaml.safe_dump(changed, allow_unicode=True).encode("utf-8", "surrogatepass")))
+    return names, run_case(lambda: check_parsed(changed))

@@ -1,4 +1,4 @@
-"""What an accepted settings file is asked to do: settings that are valid must also play, draw and merge."""
+"""Checks of accepted settings: valid settings must also let an expert play, tokens be sampled and models be merged."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from stages.params import Params
 from .outcomes import LostError
 
 SLOW_TO_BUILD = ("textworld", "code", "code_folder")
-"""Domains whose tasks are compiled, or played in a sandbox: their settings are checked, their tasks made but not played."""
+"""Domains whose tasks are compiled, or need a sandbox: their settings and records are checked, but nothing is played."""
 VOCABULARY = 400
 
 
@@ -39,7 +39,8 @@ def scalars(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]
 
 
 def check_meaning(resolved: Any) -> None:
-    """Raise LostError for a value that nothing can be done with: no number, one that no tensor or table holds, no text."""
+    """Raise LostError for an unusable value: a non-finite number, an integer that no tensor or table holds, text that is not
+    Unicode."""
     for key, value in scalars(resolved):
         if isinstance(value, float) and not math.isfinite(value):
             raise LostError(f"accepted {key} = {value}")
@@ -53,10 +54,10 @@ def check_meaning(resolved: Any) -> None:
 
 
 def check_nothing_ignored(given: Any, meant: Any, path: str = "") -> None:
-    """Raise LostError where a key of `given` is not among `meant`, or a value became another one."""
+    """Raise LostError if a key of `given` is not in `meant`, or a value differs."""
     if isinstance(given, Mapping):
         if not isinstance(meant, Mapping):
-            raise LostError(f"{path}: a mapping was taken as {meant!r}")
+            raise LostError(f"{path}: a mapping was parsed as {meant!r}")
         known = {str(key): value for key, value in meant.items()}
         for key, value in given.items():
             if str(key) not in known:
@@ -64,19 +65,19 @@ def check_nothing_ignored(given: Any, meant: Any, path: str = "") -> None:
             check_nothing_ignored(value, known[str(key)], f"{path}.{key}")
     elif isinstance(given, (list, tuple)):
         if not isinstance(meant, (list, tuple)) or len(given) != len(meant):
-            raise LostError(f"{path}: a list was taken as {meant!r}")
+            raise LostError(f"{path}: a list was parsed as {meant!r}")
         for place, (one, other) in enumerate(zip(given, meant, strict=True)):
             check_nothing_ignored(one, other, f"{path}.{place}")
     elif given != meant or isinstance(given, bool) != isinstance(meant, bool) or isinstance(given, str) != isinstance(meant, str):
-        raise LostError(f"{path}: {given!r} was taken as {meant!r}")
+        raise LostError(f"{path}: {given!r} was parsed as {meant!r}")
 
 
 _PLAYED: set[str] = set()
 
 
 def check_plays(name: str, settings: Mapping[str, Any]) -> None:
-    """Raise what goes wrong where an expert plays two tasks of a domain with these settings; the same ones are tried once.
-    A refusal of the recipes that says what to change is none."""
+    """Raise whatever goes wrong when an expert plays two tasks of a domain with these settings; equal settings are tried once.
+    Recipes may refuse the settings if they name the key to change."""
     key = f"{name} {sorted(settings.items(), key=str)!r}"
     if key in _PLAYED:
         return
@@ -104,7 +105,7 @@ def check_plays(name: str, settings: Mapping[str, Any]) -> None:
 
 @functools.lru_cache(maxsize=4096)
 def check_draws(temperature: float, top_p: float, top_k: int) -> None:
-    """Raise LostError where tokens drawn so have no probability."""
+    """Raise LostError if sampled tokens are invalid or have no finite log-probability."""
     logits = torch.randn(4, VOCABULARY, generator=torch.Generator().manual_seed(0)) * 5
     columns = [torch.full((4,), value, dtype=torch.float64) for value in (temperature, top_p)]
     token, logprob = draw(logits, *columns, torch.full((4,), top_k), torch.tensor([0.0, 0.3, 0.7, 0.999], dtype=torch.float64))
@@ -113,7 +114,7 @@ def check_draws(temperature: float, top_p: float, top_k: int) -> None:
 
 
 def check_merges(params: Params) -> None:
-    """Raise LostError where small tensors of the domains' models do not merge into finite numbers."""
+    """Raise LostError if merging small tensors gives numbers that are not finite."""
     generator = torch.Generator().manual_seed(0)
     base, *models = [torch.randn(4, 6, generator=generator) for _ in range(len(params.domains) + 1)]
     method = params.merge.method
@@ -125,7 +126,7 @@ def check_merges(params: Params) -> None:
 
 
 def check_works(params: Params) -> None:
-    """Raise LostError, or whatever goes wrong, where what `params` says does not work."""
+    """Raise LostError, or whatever goes wrong, if these settings do not work."""
     for name in params.domains:
         check_plays(name, params.per_domain[name].environment)
         for section in ("rollout", "annotate", "rl"):

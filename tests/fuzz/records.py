@@ -1,5 +1,5 @@
-"""Raw records, game records and problems of code_folder with other values, keys and bytes. The curate stage reads a small raw
-file with mutated lines in it: each line becomes a task or a rejection that names it, and good lines stay."""
+"""Raw records, game records and problems of code_folder with mutated values, keys and bytes. The curate stage reads a small raw
+file with a mutated line: each line becomes a task or a rejection that names it, and valid lines are kept."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from stages.runtime.stage import StageContext
 from stages.runtime.tracker import Tracker
 
 from . import mutation
-from .outcomes import ACCEPTED, LOST, REFUSED, LostError, Outcome, clear, tried
+from .outcomes import ACCEPTED, LOST, REFUSED, LostError, Outcome, check_refusal, run_case
 
 DOMAINS = {
     "calculator": 20,
@@ -40,10 +40,10 @@ DOMAINS = {
     "textworld": 2,
     "code": 2,
 }
-"""What is mutated -> its share of the cases; tasks of the last two take long to make."""
+"""Input -> its share of the cases; tasks of the last two are slow to build."""
 GOOD = {"train": 4, "valid": 2, "test": 4}
-TAKEN_FROM_GOOD = ("duplicate", "near_duplicate", "split_overlap")
-"""Why a good line may go where a mutated one has become a valid record like it."""
+SIMILARITY_REASONS = ("duplicate", "near_duplicate", "split_overlap")
+"""Reasons for which a valid line may be rejected, if the mutated one became a valid record like it."""
 OPERATORS = (*mutation.VALUES, *mutation.KEYS)
 
 
@@ -67,7 +67,7 @@ def good_lines(name: str) -> tuple[bytes, ...]:
 
 
 def write_json(value: Any) -> bytes:
-    """A record as JSON, whatever Python holds in it."""
+    """A record as JSON, whatever values it has."""
     return json.dumps(value, ensure_ascii=True).encode()
 
 
@@ -79,7 +79,7 @@ def mutated_line(rng: random.Random, line: bytes) -> tuple[bytes, str]:
 
 
 def curated(root: Path, name: str) -> str:
-    """The curate stage in `root`; what it said on standard error. Raises what the stage raises."""
+    """Run the curate stage in `root`; its output. Raises what the stage raises."""
     entry = settings().per_domain[name]
     values = {
         "domains": [name],
@@ -87,14 +87,14 @@ def curated(root: Path, name: str) -> str:
         "resources": {"workers": 1, "threads": 1},
         "per_domain": {name: {"environment": entry.environment}},
     }
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+    output = io.StringIO()
+    with contextlib.redirect_stderr(output), contextlib.redirect_stdout(output):
         stage.run(StageContext("curate", name, parse_params(values), root, Tracker()))
-    return said.getvalue()
+    return output.getvalue()
 
 
 def check_lines(name: str, lines: Sequence[bytes], good: Sequence[bytes]) -> Outcome:
-    """What the stage makes of a raw file of these lines, of which `good` are as they were shipped."""
+    """Outcome of the stage for a raw file of these lines, of which `good` are unmodified."""
     domain = domain_of(name)
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
@@ -102,7 +102,7 @@ def check_lines(name: str, lines: Sequence[bytes], good: Sequence[bytes]) -> Out
         path.parent.mkdir(parents=True)
         path.write_bytes(b"\n".join(lines) + b"\n")
         try:
-            said = curated(root, name)
+            output = curated(root, name)
         except ValueError as error:
             return Outcome(LOST, f"one line stops the stage: {type(error).__name__}: {str(error)[:200]}")
         tasks = read_tasks(root / "data/curated" / name / "tasks.parquet")
@@ -117,15 +117,15 @@ def check_lines(name: str, lines: Sequence[bytes], good: Sequence[bytes]) -> Out
             reasons = [
                 rejected.get(number) or "" for number, held in enumerate(path.read_bytes().splitlines(), 1) if held == line
             ]
-            if task_id not in kept and not any(reason.startswith(TAKEN_FROM_GOOD) for reason in reasons):
-                raise LostError(f"the good line {task_id} was left out: {reasons}")
+            if task_id not in kept and not any(reason.startswith(SIMILARITY_REASONS) for reason in reasons):
+                raise LostError(f"the valid line {task_id} was rejected: {reasons}")
         environment = domain.make(root / "data/curated" / name / "worlds")
         for task in tasks:
             if task.split == "test" and task.task_id not in {json.loads(line)["task_id"] for line in good} and name != "code":
                 play_out(environment, task, "fuzz", "expert", lambda: domain.expert(environment), complete=False)
         environment.close()
-    for line in said.splitlines():
-        if "rejected" in line and (outcome := clear(line, f"data/raw/{name}.jsonl:")).kind == LOST:
+    for line in output.splitlines():
+        if "rejected" in line and (outcome := check_refusal(line, f"data/raw/{name}.jsonl:")).kind == LOST:
             return outcome
     return Outcome(REFUSED if count > len(good) and report["rejected"] else ACCEPTED)
 
@@ -141,7 +141,7 @@ def good_games() -> tuple[bytes, ...]:
 
 
 def check_games(line: bytes, place: int) -> Outcome:
-    """A mutated game among good ones."""
+    """A mutated game among valid ones."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         (root / "data/raw").mkdir(parents=True)
@@ -157,7 +157,7 @@ def check_games(line: bytes, place: int) -> Outcome:
         if report["kept"] + report["unused"] + sum(report["rejected"].values()) != count:
             raise LostError(f"{count} games became {report}")
         if report["kept"] < len(good_games()) or len(read_episodes(root / "data/curated/wordle/games.parquet")) != report["kept"]:
-            raise LostError(f"good games were left out: {report}")
+            raise LostError(f"valid games were rejected: {report}")
     return Outcome(REFUSED if report["rejected"] else ACCEPTED)
 
 
@@ -171,7 +171,7 @@ def problems() -> tuple[tuple[str, tuple[bytes, ...]], ...]:
 
 
 def check_problems(files: Sequence[tuple[str, Sequence[bytes]]], mutated: str) -> Outcome:
-    """A folder of problems in which those of file `mutated` are not all as they were: read and checked; no program is run."""
+    """Outcome of a folder of problems in which file `mutated` was changed; no program is run."""
     domain = CodeFolderDomain(FolderSettings())
     with tempfile.TemporaryDirectory() as folder:
         for name, lines in files:
@@ -179,21 +179,21 @@ def check_problems(files: Sequence[tuple[str, Sequence[bytes]]], mutated: str) -
         try:
             records = folder_records(Path(folder), 1)
         except ValueError as error:
-            return clear(str(error), mutated)
+            return check_refusal(str(error), mutated)
     refused = False
     for record in records:
         try:
             parse_line(json.dumps(record, ensure_ascii=False, allow_nan=False).encode(), domain)
         except ValueError as error:
             refused = True
-            if (outcome := clear(str(error))).kind == LOST:
+            if (outcome := check_refusal(str(error))).kind == LOST:
                 return outcome
             continue
         try:
             json.dumps(domain.task(record, {}).spec, allow_nan=False).encode()
-        except ValueError as error:  # curation counts these as records that cannot be built
+        except ValueError as error:  # curation reports these as records that cannot be built
             refused = True
-            if (outcome := clear(str(error), record["task_id"])).kind == LOST:
+            if (outcome := check_refusal(str(error), record["task_id"])).kind == LOST:
                 return outcome
     return Outcome(REFUSED if refused else ACCEPTED)
 
@@ -205,22 +205,22 @@ def case(seed: int, number: int) -> tuple[str, Outcome]:
     if name == "wordle.games":
         line, names = mutated_line(rng, rng.choice(good_games()))
         place = rng.randrange(len(good_games()) + 1)
-        return f"{name}: {names}", tried(lambda: check_games(line, place))
+        return f"{name}: {names}", run_case(lambda: check_games(line, place))
     if name == "code_folder":
         files = [[file, list(lines)] for file, lines in problems()]
         file, lines = rng.choice(files)
         where = rng.randrange(len(lines))
         lines[where], names = mutated_line(rng, lines[where])
-        return f"{name}: {names}", tried(lambda: check_problems([(file, lines) for file, lines in files], file))
+        return f"{name}: {names}", run_case(lambda: check_problems([(file, lines) for file, lines in files], file))
     good = list(good_lines(name))
-    # In place of the line that it was made of, or beside it.
+    # The mutated line replaces its original, or is added to it.
     line, names = mutated_line(rng, good.pop(rng.randrange(len(good))) if rng.random() < 0.8 else rng.choice(good))
     if name in ("textworld", "code"):
-        try:  # what is refused by its form alone costs nothing
+        try:  # a record that does not parse is refused at once
             parse_line(line, domain_of(name))
         except ValueError as error:
-            return f"{name}: {names}", clear(str(error))
+            return f"{name}: {names}", check_refusal(str(error))
         except Exception as error:
             return f"{name}: {names}", Outcome(LOST, f"{type(error).__name__}: {str(error)[:200]}")
     place = rng.randrange(len(good) + 1)
-    return f"{name}: {names}", tried(lambda: check_lines(name, [*good[:place], line, *good[place:]], good))
+    return f"{name}: {names}", run_case(lambda: check_lines(name, [*good[:place], line, *good[place:]], good))

@@ -1,5 +1,5 @@
-"""Requests to the OpenAI-compatible endpoint with other values, keys, bytes, paths and headers: refused with status 4xx in
-OpenAI's error shape, or answered in OpenAI's shape; afterwards the same good request has the same answer."""
+"""Requests to the OpenAI-compatible endpoint with mutated values, keys, bytes, paths and headers: refused with status 4xx in
+OpenAI's error format, or answered in OpenAI's format; afterwards a valid request has the same response as before."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from stages.serving.variants import PLAIN, Variant
 from tests.tiny import make_tiny_policy
 
 from . import mutation
-from .outcomes import ACCEPTED, LOST, REFUSED, LostError, Outcome, tried
+from .outcomes import ACCEPTED, LOST, REFUSED, LostError, Outcome, run_case
 
 MAX_LENGTH = 160
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -111,7 +111,7 @@ TYPES = (
     "multipart/form-data",
     "application/x-www-form-urlencoded",
 )
-STRANGERS = (
+FOREIGN_HOSTS = (
     *(
         "http://evil.example",
         "evil.example",
@@ -123,26 +123,26 @@ STRANGERS = (
     ),
     *("http://127.0.0.1@evil.example", "localhost:80:80", "LOCALHOST.", " ", "http://evil.example:8000"),
 )
-"""Names of hosts and of pages that are not this machine's."""
+"""Hosts and origins that are not this machine's."""
 
 
 def field_at_edge(rng: random.Random, body: dict[str, Any]) -> dict[str, Any]:
     return {**body, rng.choice(FIELDS): rng.choice(EDGES)}
 
 
-def field_lent(rng: random.Random, body: dict[str, Any]) -> dict[str, Any]:
-    """A field of another good request."""
+def field_of_another(rng: random.Random, body: dict[str, Any]) -> dict[str, Any]:
+    """A field of another valid request."""
     _, other = rng.choice(GOOD)
     key = rng.choice(list(other))
     return {**body, key: other[key]}
 
 
-OPERATORS = (*mutation.VALUES, *mutation.KEYS, *[field_at_edge] * 6, *[field_lent] * 2)
+OPERATORS = (*mutation.VALUES, *mutation.KEYS, *[field_at_edge] * 6, *[field_of_another] * 2)
 
 
 @cache
 def client() -> TestClient:
-    """The application over a tiny random policy, as `python -m stages.serving` makes it."""
+    """A client of the application over a tiny random policy, as `python -m stages.serving` makes it."""
     folder = tempfile.TemporaryDirectory()
     path = make_tiny_policy(Path(folder.name) / "policy")
     policy = load_policy(path)
@@ -156,79 +156,79 @@ def client() -> TestClient:
     return TestClient(make_app(agent), base_url="http://127.0.0.1:8000", raise_server_exceptions=False)
 
 
-def strict(text: str) -> Any:
-    """JSON as the standard has it."""
+def parse_strict_json(text: str) -> Any:
+    """Standard JSON, without NaN and infinities."""
 
     def refuse(name: str) -> None:
-        raise LostError(f"the answer has the number {name}")
+        raise LostError(f"the response has the number {name}")
 
     return json.loads(text, parse_constant=refuse)
 
 
 def check_answer(reply: httpx.Response) -> None:
-    """Raise LostError for an answer that is not OpenAI's."""
+    """Raise LostError for a response that does not have OpenAI's format."""
     if reply.headers["content-type"].startswith("text/event-stream"):
         lines = [line.removeprefix("data: ") for line in reply.text.split("\n\n") if line]
         if lines[-1] != "[DONE]":
             raise LostError(f"the stream ends with {lines[-1][:80]!r}")
-        parts = [strict(line) for line in lines[:-1]]
+        parts = [parse_strict_json(line) for line in lines[:-1]]
         if not parts or not all("choices" in part for part in parts):
             raise LostError("a chunk has no choices")
         return
-    value = strict(reply.text)
+    value = parse_strict_json(reply.text)
     choices = value.get("choices", [])
     if not choices or not all(choice["finish_reason"] in ("stop", "length") for choice in choices):
-        raise LostError(f"an answer without choices: {reply.text[:120]}")
+        raise LostError(f"a response without choices: {reply.text[:120]}")
     for choice in choices:
         text = choice["message"]["content"] if "message" in choice else choice["text"]
         if not isinstance(text, str):
-            raise LostError(f"a choice says {text!r}")
+            raise LostError(f"a choice has the text {text!r}")
         given = choice["logprobs"] or {}
         for logprob in given.get("token_logprobs") or [item["logprob"] for item in given.get("content") or []]:
             if not math.isfinite(logprob) or logprob > 0:
                 raise LostError(f"a token's log-probability is {logprob}")
 
 
-def check_reply(reply: httpx.Response, asked: bool = True) -> Outcome:
-    """The outcome of a reply; `asked`: the request was for an answer, not for a list of models."""
+def check_reply(reply: httpx.Response, completion: bool = True) -> Outcome:
+    """The outcome of a reply; `completion`: the request was for a completion, not for a list of models."""
     if reply.status_code >= 500:
         raise LostError(f"status {reply.status_code}: {reply.text[:200]}")
     if reply.status_code >= 400:
         if reply.request.method == "HEAD":
             return Outcome(REFUSED)
         try:
-            error = strict(reply.text)["error"]
-            said = {key: error[key] for key in ("message", "type", "param", "code")}
+            error = parse_strict_json(reply.text)["error"]
+            fields = {key: error[key] for key in ("message", "type", "param", "code")}
         except (ValueError, KeyError, TypeError) as wrong:
             raise LostError(f"status {reply.status_code} without OpenAI's error: {reply.text[:120]}") from wrong
-        if not said["message"] or len(said["message"]) > 4000:
-            raise LostError(f"an error of {len(said['message'])} characters")
-        return Outcome(REFUSED, said["message"])
+        if not fields["message"] or len(fields["message"]) > 4000:
+            raise LostError(f"an error of {len(fields['message'])} characters")
+        return Outcome(REFUSED, fields["message"])
     if reply.status_code != 200:
         raise LostError(f"status {reply.status_code}")
-    if asked:
+    if completion:
         check_answer(reply)
     return Outcome(ACCEPTED)
 
 
 @cache
-def usual_answer() -> Any:
-    return strict(client().post(CHAT, json=GOOD[0][1]).text)["choices"]
+def expected_choices() -> Any:
+    return parse_strict_json(client().post(CHAT, json=GOOD[0][1]).text)["choices"]
 
 
-def still_well() -> None:
-    """Raise LostError unless the server answers a good request as it did at first, and holds no session that nobody waits for."""
-    usual = usual_answer()
+def check_recovery() -> None:
+    """Raise LostError unless the server still gives the expected response to a valid request."""
+    expected = expected_choices()
     reply = client().post(CHAT, json=GOOD[0][1])
-    if reply.status_code != 200 or strict(reply.text)["choices"] != usual:
-        raise LostError(f"afterwards a good request gets {reply.status_code}: {reply.text[:120]}")
+    if reply.status_code != 200 or parse_strict_json(reply.text)["choices"] != expected:
+        raise LostError(f"afterwards a valid request gets {reply.status_code}: {reply.text[:120]}")
 
 
 def send(method: str, path: str, content: bytes, headers: dict[str, Any]) -> Outcome:
-    usual_answer()
+    expected_choices()
     reply = client().request(method, path, content=content, headers=headers)
-    outcome = check_reply(reply, asked=method == "POST" and path in (CHAT, COMPLETIONS))
-    still_well()
+    outcome = check_reply(reply, completion=method == "POST" and path in (CHAT, COMPLETIONS))
+    check_recovery()
     return outcome
 
 
@@ -237,7 +237,7 @@ def case(seed: int, number: int) -> tuple[str, Outcome]:
     rng = random.Random(f"requests/{seed}/{number}")
     path, body = rng.choice(GOOD)
     headers, method = {"content-type": "application/json"}, "POST"
-    kind = rng.choices(("body", "bytes", "path", "header", "stranger"), (62, 22, 6, 5, 5))[0]
+    kind = rng.choices(("body", "bytes", "path", "header", "foreign"), (62, 22, 6, 5, 5))[0]
     if kind == "body":
         value, names = mutation.mutated(rng, body, OPERATORS, most=2)
         content = json.dumps(value).encode()
@@ -248,8 +248,8 @@ def case(seed: int, number: int) -> tuple[str, Outcome]:
         if kind == "path":
             method, path = rng.choice(METHODS), rng.choice((*PATHS, path))
             names = f"{method} {path}"
-        elif kind == "stranger":
-            headers |= {rng.choice(("host", "origin")): rng.choice(STRANGERS)}
+        elif kind == "foreign":
+            headers |= {rng.choice(("host", "origin")): rng.choice(FOREIGN_HOSTS)}
             names = str(headers)
         else:
             headers = {
@@ -257,7 +257,7 @@ def case(seed: int, number: int) -> tuple[str, Outcome]:
                 "authorization": rng.choice(("", "Bearer x", "Basic \xff")).encode("latin-1"),
             }
             names = str(headers)
-    outcome = tried(lambda: send(method, path, content, headers))
-    if kind == "stranger" and outcome.kind == ACCEPTED:
-        outcome = Outcome(LOST, "a page of another site, or another name, was answered")
+    outcome = run_case(lambda: send(method, path, content, headers))
+    if kind == "foreign" and outcome.kind == ACCEPTED:
+        outcome = Outcome(LOST, "a foreign host or origin was answered")
     return f"{kind}: {names}", outcome if outcome.kind != LOST else Outcome(LOST, f"{path}: {outcome.detail}")

@@ -1,4 +1,4 @@
-"""The suites by name, and how they are counted."""
+"""The suites by name, and their counts."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 from .outcomes import Outcome, Tally
 
 COUNTS = {"params": 5000, "records": 2000, "imports": 2000, "requests": 2000, "kills": 36}
-"""Suite -> cases where no number is given."""
+"""Suite -> default number of cases."""
 
 
 def cases(name: str, count: int, seed: int = 0, source: Path | None = None) -> Iterator[tuple[str, Outcome]]:
-    """(what was done, outcome) of each case; `source`: a finished run, for kills."""
+    """(mutation, outcome) of each case; `source`: a finished run, for kills."""
     suite = importlib.import_module(f".{name}", __package__)
     if name == "kills":
         yield from suite.cases(seed, count, source)
@@ -26,11 +26,11 @@ def counted(
     count: int,
     seed: int = 0,
     source: Path | None = None,
-    tell: Callable[[Tally, str, Outcome], None] = lambda *_: None,
+    report: Callable[[Tally, str, Outcome], None] = lambda *_: None,
 ) -> Tally:
-    """The tally of `count` cases; `tell` hears of each."""
+    """The tally of `count` cases; `report` is called after each."""
     tally = Tally(name, seed)
     for number, (operators, outcome) in enumerate(cases(name, count, seed, source)):
         tally.add(number, operators, outcome)
-        tell(tally, operators, outcome)
+        report(tally, operators, outcome)
     return tally

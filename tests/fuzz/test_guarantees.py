@@ -1,4 +1,4 @@
-"""docs/guarantees.md has the counts of docs/guarantees.json, and names tests and commands that exist."""
+"""docs/guarantees.md shows the counts of docs/guarantees.json, and names existing tests and commands."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import re
 from stages.params import ROOT
 
 from . import page
-from .outcomes import LOST, REFUSED, Outcome, Tally, clear, tried
+from .outcomes import LOST, REFUSED, Outcome, Tally, check_refusal, run_case
 from .suites import COUNTS
 
 
-def test_the_page_shows_what_the_suites_counted() -> None:
+def test_page_shows_the_recorded_counts() -> None:
     assert page.page() == page.PAGE.read_text(encoding="utf-8"), "run 'python -m tests.fuzz page'"
     figures = page.figures()
     assert set(figures) == set(COUNTS)
@@ -21,7 +21,7 @@ def test_the_page_shows_what_the_suites_counted() -> None:
         assert f"--count {row['tried']} " in row["command"]
 
 
-def test_what_the_page_names_is_there() -> None:
+def test_page_names_existing_tests() -> None:
     text = page.PAGE.read_text(encoding="utf-8")
     named = re.findall(r"`(tests/[\w/.]+)(?:::(\w+))?`", text)
     assert len(named) > 12
@@ -30,24 +30,24 @@ def test_what_the_page_names_is_there() -> None:
         assert not test or f"def {test}(" in (ROOT / file).read_text(encoding="utf-8"), f"{file}::{test}"
 
 
-def test_an_outcome_is_lost_unless_it_is_clear() -> None:
-    """A traceback, a refusal without words, without the file's name or of endless length is lost, and counted so."""
-    assert clear("a.yaml: 'seed' must be a number", "a.yaml").kind == REFUSED
-    assert [clear(said, "a.yaml").kind for said in ("", "no", "a.yaml" + "x" * 9999)] == [LOST] * 3
+def test_unclear_refusal_is_lost() -> None:
+    """A traceback, and an empty or overlong message or one that does not name the file, count as lost."""
+    assert check_refusal("a.yaml: 'seed' must be a number", "a.yaml").kind == REFUSED
+    assert [check_refusal(message, "a.yaml").kind for message in ("", "no", "a.yaml" + "x" * 9999)] == [LOST] * 3
 
     def fails() -> Outcome:
         raise RecursionError("deep")
 
-    assert "RecursionError" in tried(fails).detail
+    assert "RecursionError" in run_case(fails).detail
     tally = Tally("params", 0)
-    tally.add(7, "replaced", tried(fails))
+    tally.add(7, "replaced", run_case(fails))
     assert tally.row() == {"tried": 1, "refused": 0, "accepted": 0, "lost": 1, "seed": 0}
     assert tally.lost[0][:2] == (7, "replaced")
 
 
-def test_a_case_that_hangs_is_lost() -> None:
+def test_hanging_case_is_lost() -> None:
     def hangs() -> Outcome:
         while True:
             pass
 
-    assert "not done after 1 s" in tried(hangs, patience_s=1).detail
+    assert "not done after 1 s" in run_case(hangs, timeout_s=1).detail

@@ -1,5 +1,5 @@
-"""Contract: a request with other values, keys, bytes or headers is answered in OpenAI's shape or refused in it with a status 4xx,
-and the next good one is answered as before."""
+"""Contract: a mutated request is answered or refused with status 4xx in OpenAI's format, and the next valid one is answered as
+before."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ def test_no_mutated_request_is_lost() -> None:
 
 
 @pytest.mark.slow
-def test_no_mutated_request_of_many_is_lost() -> None:
+def test_no_mutated_request_is_lost_in_2000_cases() -> None:
     assert counted("requests", 2000, seed=1).lost == []

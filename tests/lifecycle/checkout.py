@@ -1,4 +1,4 @@
-"""A checkout of its own for a whole-pipeline test: the working tree's files, a tiny random base model, the tiny profile."""
+"""A separate checkout for whole-pipeline tests: the working tree's files, a tiny random base model, the tiny profile."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ ROOT = Path(__file__).resolve().parents[2]
 TINY = Path(__file__).with_name("tiny.yaml")
 DVC = [sys.executable, "-m", "dvc", "--wait-for-lock"]
 _LINE = re.compile(r"^(?:(Running) stage|Stage) '([^':]+)'(?: (is cached|didn't change))?", re.M)
-"""What DVC says of a stage of dvc.yaml; stages of other files have theirs before their names, and a colon."""
+"""DVC's output for a stage of dvc.yaml; stages of other files have the file and a colon before their names."""
 
 
 def export(target: Path, base: Path) -> Path:
-    """Copy what git tracks, or would track, into `target`, with `base` as the base model and the tiny profile applied; nothing
-    that stages made comes along."""
+    """Copy what git tracks, or would track, into `target`, with `base` as the base model and the tiny profile applied, without
+    outputs of stages."""
     listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     listed = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True)
     for name in filter(None, listed.stdout.split("\0")):
@@ -53,13 +53,13 @@ class Checkout:
 
     @classmethod
     def make(cls, root: Path, source: Path, **environment: str) -> Checkout:
-        """A clean checkout in `root` of what `export` put into `source`."""
+        """A new git checkout in `root` of the files in `source`, which `export` made."""
         shutil.copytree(source, root)
         subprocess.run(["git", "init", "--quiet"], cwd=root, check=True)
         return cls(root, environment)
 
     def copy(self, root: Path) -> Checkout:
-        """This checkout with all that it has made, DVC's cache included."""
+        """A copy with all outputs, DVC's cache included."""
         shutil.copytree(self.root, root, symlinks=True)
         return Checkout(root, self.environment)
 
@@ -74,7 +74,7 @@ class Checkout:
         return {**clean, "PATH": path, "PYTHONPATH": "", "BELLWETHER_TRACKING": "off", **self.environment}
 
     def edit(self, changes: dict[str, Any]) -> None:
-        """Write nested `changes` over params.yaml."""
+        """Merge `changes` into params.yaml."""
         overlay = self.root / ".overlay.yaml"
         overlay.write_text(yaml.safe_dump(changes))
         apply_overlay(self.root / "params.yaml", overlay)
@@ -96,7 +96,8 @@ class Checkout:
 
     @property
     def changed(self) -> list[str]:
-        """Stages of the lifecycle whose parameters or inputs dvc.lock does not have, without those that only follow; sorted."""
+        """Stages of the lifecycle whose parameters or inputs differ from dvc.lock, without those that only depend on them;
+        sorted."""
         done = subprocess.run(
             [*DVC, "status", "--json", "dvc.yaml"], cwd=self.root, env=self.env, capture_output=True, text=True, check=False
         )
@@ -124,7 +125,7 @@ class Checkout:
         assert list(folder.glob("*/*.pt")), f"{stage} was done before it was killed"
 
     def wait_for_tracking(self, within_s: float = 120.0) -> None:
-        """Wait for what followers still send after their stages' end; then send what they gave up on."""
+        """Wait for events that followers still send after their stages' end, then send the rest."""
         deadline = time.monotonic() + within_s / 2
         while spools(self.root) and time.monotonic() < deadline:
             time.sleep(0.2)

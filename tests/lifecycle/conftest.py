@@ -11,7 +11,7 @@ from stages.runtime.files import locked
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """A folder that all workers of pytest-xdist have in common."""
+    """A folder shared by all workers of pytest-xdist."""
     base = tmp_path_factory.getbasetemp()
     folder = (base if worker_id == "master" else base.parent) / "lifecycle"
     folder.mkdir(exist_ok=True)
@@ -20,7 +20,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
 
 @pytest.fixture(scope="session")
 def source(shared: Path, tiny_policy: Path) -> Path:
-    """The working tree as it was when the tests began."""
+    """The working tree at the start of the tests."""
     folder = shared / "source"
     with locked(shared / "source.lock", wait=True):
         if not folder.exists():
@@ -30,12 +30,12 @@ def source(shared: Path, tiny_policy: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def undisturbed(shared: Path, source: Path) -> Checkout:
-    """A whole run from a clean checkout, tracked in MLflow, made by the worker that first asks for it. Copy it before you change
+    """A whole run from a clean checkout, tracked in MLflow, made by the first worker that needs it. Copy it before you change
     anything."""
     root, made = shared / "undisturbed", shared / "undisturbed.made"
     with locked(shared / "undisturbed.lock", wait=True):
         if not made.exists():
-            shutil.rmtree(root, ignore_errors=True)  # what a worker left that failed
+            shutil.rmtree(root, ignore_errors=True)  # left by a worker that failed
             checkout = Checkout.make(root, source, PYTHONHASHSEED="0", BELLWETHER_TRACKING="on")
             ran, restored = checkout.repro()
             assert len(ran) == 12
@@ -47,5 +47,5 @@ def undisturbed(shared: Path, source: Path) -> Checkout:
 
 @pytest.fixture
 def done(undisturbed: Checkout, tmp_path: Path) -> Checkout:
-    """A copy of the whole run, to be edited."""
+    """A copy of the whole run that a test may change."""
     return undisturbed.copy(tmp_path / "copy")

@@ -1,4 +1,4 @@
-"""A run of the claims board by the real stages: from a commit, over a start that is made once, on the tiny profile."""
+"""Runs of the claims board by the real stages, on the tiny profile; runs of one commit share their start."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from stages.runtime.workspace import RunFailedError
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 
 
-def test_runs_of_a_commit_share_their_start_and_leave_the_checkout_alone(tmp_path: Path, source: Path) -> None:
-    """The start is brought up by `dvc repro` over the checkout's cache; arms and seeds differ in rl alone, also side by side."""
+def test_claim_runs_share_their_start_and_leave_the_checkout_unchanged(tmp_path: Path, source: Path) -> None:
+    """`dvc repro` makes the start with the checkout's cache; arms and seeds differ only in rl, also in parallel."""
     checkout = Checkout.make(tmp_path / "root", source)
     identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
     for arguments in (["add", "."], [*identity, "commit", "--quiet", "-m", "start"]):
@@ -45,9 +45,9 @@ def test_runs_of_a_commit_share_their_start_and_leave_the_checkout_alone(tmp_pat
     assert outcome["commit"] == runner.commit
     assert not (runner.folder / "one").exists()
     different = run_values(experiment, "grpo", 2, params)
-    with ThreadPoolExecutor(2) as pool:  # side by side, with the same results
-        beside = [pool.submit(runner.train_and_evaluate, *run, metrics) for run in (("two", values), ("three", different))]
-    again, other = (run.result() for run in beside)
+    with ThreadPoolExecutor(2) as pool:  # in parallel, with the same results
+        parallel = [pool.submit(runner.train_and_evaluate, *run, metrics) for run in (("two", values), ("three", different))]
+    again, other = (run.result() for run in parallel)
     assert again["metrics"] == outcome["metrics"]
     assert other["metrics"]["history.entropy.mean"] != outcome["metrics"]["history.entropy.mean"]
     assert [path.name for path in runner.folder.iterdir()] == [start.name]
@@ -55,10 +55,10 @@ def test_runs_of_a_commit_share_their_start_and_leave_the_checkout_alone(tmp_pat
     changed = subprocess.run(["git", "status", "--porcelain"], cwd=checkout.root, capture_output=True, text=True, check=True)
     assert changed.stdout == ""
     assert not (checkout.root / "data/curated").exists()
-    assert list((checkout.root / ".dvc/cache").rglob("*")), "what the start needed is kept for the next commit"
+    assert list((checkout.root / ".dvc/cache").rglob("*")), "the start stays in the cache for the next commit"
 
 
-def test_runs_without_reinforcement_learning(tmp_path: Path, source: Path) -> None:
+def test_claim_runs_without_reinforcement_learning(tmp_path: Path, source: Path) -> None:
     """Lane annotate evaluates the SFT policy as the arm says, without training a specialist; lane offline_q learns from games."""
     checkout = Checkout.make(tmp_path / "root", source)
     identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
@@ -79,7 +79,7 @@ def test_runs_without_reinforcement_learning(tmp_path: Path, source: Path) -> No
     metrics = ["panel.success", "panel.accepted", "annotate.q_model.held_out.pairs"]
     outcome = runner.train_and_evaluate("one", run_values(choice, "q", 1, params), metrics, trains=False)
     assert outcome["metrics"]["panel.success"] == 0.0
-    assert outcome["environment_steps"] > 0, "of the trees"
+    assert outcome["environment_steps"] > 0, "steps of the search trees"
     assert not list(runner.folder.rglob("data/models/rl"))
 
     offline = Experiment.model_validate(

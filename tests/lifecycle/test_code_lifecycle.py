@@ -1,4 +1,4 @@
-"""A lifecycle with programs in it: every stage plays the domain `code` in the sandbox, on the tiny profile."""
+"""The pipeline with the domain `code`, whose programs run in the sandbox, on the tiny profile."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from stages.records.episode import read_tasks
 from stages.sandbox.backends import SAFE
 from stages.sandbox.probe import fault
 
-LACKING = [f"{name}: {lacking}" for name in SAFE if (lacking := fault(name))]
+UNAVAILABLE = [f"{name}: {reason}" for name in SAFE if (reason := fault(name))]
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(900),
     pytest.mark.long(200),
-    pytest.mark.skipif(len(LACKING) == len(SAFE), reason="no sandbox on this machine: " + "; ".join(LACKING)),
+    pytest.mark.skipif(len(UNAVAILABLE) == len(SAFE), reason="no sandbox on this machine: " + "; ".join(UNAVAILABLE)),
 ]
 
 
 def test_search_and_code_run_end_to_end(source: Path, tmp_path: Path) -> None:
-    """Contract: `domains: [search, code]` gives models, panels and a report of both, and nothing is left to do afterwards."""
+    """Contract: `domains: [search, code]` gives models, panels and a report of both, and a second run has nothing to do."""
     checkout = Checkout.make(tmp_path / "checkout", source)
     checkout.edit({"domains": ["search", "code"]})
     ran, restored = checkout.repro()

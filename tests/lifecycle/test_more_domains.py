@@ -1,4 +1,4 @@
-"""Lifecycles over other domains than the default run's, on the tiny profile."""
+"""Pipelines over other domains than the default run's, on the tiny profile."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from test_named_methods import METHODS, changes
 from stages.params import load_params
 from stages.runtime.overlay import apply_overlay
 
-ROOM = {"model": {"max_length": 1024}, "curate": {"noisy_demonstrations": 0}}
-"""The tiny tokenizer, which knows few words, makes long episodes of the shop's pages and of detours in keydoor."""
+LONG_EPISODES = {"model": {"max_length": 1024}, "curate": {"noisy_demonstrations": 0}}
+"""The tiny tokenizer knows few words, so that the shop's pages and detours in keydoor make long episodes."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.long(200)]
 
@@ -23,7 +23,7 @@ def test_three_domains_merge_three_specialists(source: Path, tmp_path: Path) -> 
     """Contract: the shipped profile gives a specialist per domain, one merge of all three, panels of all three, and a report."""
     checkout = Checkout.make(tmp_path / "checkout", source)
     apply_overlay(checkout.root / "params.yaml", ROOT / "profiles" / "three-domains.yaml")
-    checkout.edit(ROOM)
+    checkout.edit(LONG_EPISODES)
     ran, restored = checkout.repro()
     assert {"curate@shop", "rollout@shop", "annotate@shop", "rl@textworld", "rl@search", "rl@shop", "merge"} <= set(ran)
     assert restored == []
@@ -33,13 +33,13 @@ def test_three_domains_merge_three_specialists(source: Path, tmp_path: Path) -> 
     assert checkout.repro() == ([], [])
 
 
-def test_the_methods_train_on_the_worlds_that_the_default_run_leaves_out(source: Path, tmp_path: Path) -> None:
-    """Contract: any of the methods named in params.yaml trains on any domain: here on shop and keydoor."""
+def test_named_methods_train_on_shop_and_keydoor(source: Path, tmp_path: Path) -> None:
+    """Contract: any method named in params.yaml trains on any domain."""
     from stages import rl
     from stages.runtime.stage import StageContext
 
     checkout = Checkout.make(tmp_path / "checkout", source)
-    checkout.edit({"domains": ["shop", "keydoor"], **ROOM})
+    checkout.edit({"domains": ["shop", "keydoor"], **LONG_EPISODES})
     checkout.repro("annotate@shop", "annotate@keydoor")
     nothing = dict.fromkeys(("params", "metric", "artifact", "episodes"), lambda *_, **__: None)
     for name in METHODS:

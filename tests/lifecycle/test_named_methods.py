@@ -1,4 +1,4 @@
-"""The lifecycle with methods that bring more than a composition: named in params.yaml they train on any domain."""
+"""Methods that consist of more than a composition train on any domain when they are named in params.yaml."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from checkout import Checkout
 
 pytestmark = [pytest.mark.timeout(900)]
 METHODS = ("archer", "archer_offline", "arpo", "b_coder", "pacs", "rl_plus", "rover", "salt", "scaling_inter", "stored_pg")
-OFTEN = ("archer", "arpo", "b_coder", "rl_plus")
-"""One for each thing that a step may do: play and replay, branch, learn from what is stored, mix the two."""
-STORED = ("b_coder", "stored_pg")
-"""Those for whose losses the tiny profile's entropy bonus has no meaning."""
-PLAY_NOTHING = ("archer_offline", *STORED)
-SMALLER = {"replay": {"episodes": 4, "critic_updates": 3}}
-"""A step of the methods that learn from replayed episodes is many updates; fewer will do."""
+QUICK = ("archer", "arpo", "b_coder", "rl_plus")
+"""One for each kind of step: play and replay, branching, offline data, a mix of both."""
+WITHOUT_ENTROPY = ("b_coder", "stored_pg")
+"""Methods for whose losses the tiny profile's entropy bonus is not valid."""
+WITHOUT_ROLLOUTS = ("archer_offline", *WITHOUT_ENTROPY)
+FEWER_UPDATES = {"replay": {"episodes": 4, "critic_updates": 3}}
+"""A step of the methods that learn from replayed episodes has many updates."""
 
 
 def changes(name: str) -> dict[str, Any]:
-    """Of section `rl`; null undoes what an earlier test set."""
-    replay = SMALLER if name.startswith("archer") else {"replay": dict.fromkeys(SMALLER["replay"])}
-    return {"algorithm": name, "loss": {"entropy_coef": None if name in STORED else 0.05}, **replay}
+    """Changes of section `rl`; null undoes what an earlier test set."""
+    replay = FEWER_UPDATES if name.startswith("archer") else {"replay": dict.fromkeys(FEWER_UPDATES["replay"])}
+    return {"algorithm": name, "loss": {"entropy_coef": None if name in WITHOUT_ENTROPY else 0.05}, **replay}
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +32,9 @@ def base(undisturbed: Checkout, tmp_path_factory: pytest.TempPathFactory) -> Che
     return undisturbed.copy(tmp_path_factory.mktemp("methods") / "run")
 
 
-@pytest.mark.parametrize("name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in METHODS])
-def test_a_method_trains_on_every_domain_by_its_name_alone(base: Checkout, name: str) -> None:
-    """The rl stage on what the lifecycle made before it, with `rl.algorithm` changed and nothing that decides what is done."""
+@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in METHODS])
+def test_method_trains_on_every_domain_by_its_name(base: Checkout, name: str) -> None:
+    """The rl stage on the outputs of earlier stages, with no change that decides what is done but `rl.algorithm`."""
     from stages import rl
     from stages.params import load_params
     from stages.runtime.stage import StageContext
@@ -49,14 +49,13 @@ def test_a_method_trains_on_every_domain_by_its_name_alone(base: Checkout, name:
         assert report["ledger/environment_tokens_trained"] == 0
         assert report["ledger/policy_tokens_trained"] > 0
         assert ("ledger/external_tokens_trained" in report) == (name == "rl_plus")
-        assert (report["environment_steps"] == 0) == (name in PLAY_NOTHING)
+        assert (report["environment_steps"] == 0) == (name in WITHOUT_ROLLOUTS)
         assert (base.root / "data" / "models" / "rl" / domain / "value").exists() == (name == "b_coder")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
-def test_the_lifecycle_runs_to_its_end_with_a_method(done: Checkout, name: str) -> None:
-    """`dvc repro` after the edit: rl of every domain and what follows, and nothing before."""
+def test_repro_with_another_method_runs_rl_and_its_dependents(done: Checkout, name: str) -> None:
     done.edit({"rl": changes(name)})
-    follows = [] if name == "salt" else ["merge", "evaluate"]  # no two steps of these few episodes are equal: GRPO, bit for bit
+    follows = [] if name == "salt" else ["merge", "evaluate"]  # no two steps of so few episodes are equal: as GRPO, bit for bit
     assert done.repro()[0] == ["rl@textworld", "rl@search", *follows, "report"]

@@ -1,4 +1,4 @@
-"""The lifecycle with an environment of another package, which is edited in place; and with the template package alone."""
+"""The pipeline with an environment of an editable package, and with the template package."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class SumsDomain(CalculatorDomain):
 """
 
 
-def test_curate_runs_again_after_an_edit_of_the_package(source: Path, tmp_path: Path) -> None:
-    """Contract: dvc.yaml's own stages see a change in the package that brings their environment."""
+def test_edit_of_the_package_reruns_curate(source: Path, tmp_path: Path) -> None:
+    """Contract: the stages of dvc.yaml depend on the package that provides their environment."""
     write_package(tmp_path, "sums-game", {"bellwether.domains": 'sums = "sums_game:SumsDomain"'}, code=SUMS)
     install_editable(tmp_path, "sums-game")
     checkout = Checkout.make(tmp_path / "checkout", source)
@@ -40,7 +40,7 @@ def test_curate_runs_again_after_an_edit_of_the_package(source: Path, tmp_path: 
     assert checkout.repro("curate@sums") == (["curate@sums"], [])
 
 
-def test_the_template_package_goes_from_curate_to_a_merged_model(source: Path, tmp_path: Path) -> None:
+def test_template_package_runs_from_curate_to_merge(source: Path, tmp_path: Path) -> None:
     """Contract: an outside environment, RL method and merge method need no edit of this repository."""
     shutil.copytree(ROOT / "examples/plugin", tmp_path / "source", ignore=shutil.ignore_patterns("build", "*.egg-info"))
     offline = ["--no-deps", "--no-build-isolation", "--no-index"]

@@ -1,4 +1,5 @@
-"""A real MLflow server is killed while rl trains: training goes on, nothing is lost, what was kept arrives when it is back."""
+"""A real MLflow server is killed while rl trains: training continues, no event is lost, and the rest arrives when the server is
+back."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ def points(database: Path, name: str) -> list[tuple[int, float]]:
         return [(int(step), float(value)) for step, value in connection.execute(query, (name,))]
 
 
-def test_training_outlives_the_server_and_loses_nothing(done: Checkout, empty_database: Path, tmp_path: Path) -> None:
+def test_training_survives_a_server_outage_without_losing_events(done: Checkout, empty_database: Path, tmp_path: Path) -> None:
     done.edit({"rl": {"steps": STEPS}})
     folder = tmp_path / "server"
     folder.mkdir()
@@ -44,26 +45,26 @@ def test_training_outlives_the_server_and_loses_nothing(done: Checkout, empty_da
         )
         deadline = time.monotonic() + 300
         while not points(database, "success"):
-            assert stage.poll() is None, "the stage ended before the server had heard of a step"
-            assert time.monotonic() < deadline, "the server heard of no step"
+            assert stage.poll() is None, "the stage ended before a step reached the server"
+            assert time.monotonic() < deadline, "no step reached the server"
             time.sleep(0.05)
         server.kill()
-        heard = len(points(database, "success"))
+        received = len(points(database, "success"))
         assert stage.poll() is None
-        assert heard < STEPS
+        assert received < STEPS
 
-        _, said = stage.communicate(timeout=600)
-        assert stage.returncode == 0, said
+        _, errors = stage.communicate(timeout=600)
+        assert stage.returncode == 0, errors
         spools = done.root / ".bellwether" / "tracking"
         assert list(spools.glob("*rl@search.jsonl"))
-        assert len(points(database, "success")) == heard
+        assert len(points(database, "success")) == received
 
         server.start()
         replay = [sys.executable, "-m", "stages.tracking", "--replay"]
         deadline = time.monotonic() + 120
-        # The stage's follower may hold its file for a few seconds more.
+        # The stage's follower may lock its file for a few more seconds.
         while subprocess.run(replay, cwd=done.root, env=environment, capture_output=True, check=False).returncode:
-            assert time.monotonic() < deadline, "what was kept does not arrive"
+            assert time.monotonic() < deadline, "the spooled events do not arrive"
         assert not list(spools.glob("*.jsonl"))
         assert not list(spools.glob("*.files"))
 
@@ -75,5 +76,5 @@ def test_training_outlives_the_server_and_loses_nothing(done: Checkout, empty_da
     with sqlite3.connect(database) as connection:
         assert connection.execute("SELECT status FROM runs WHERE name = 'rl@search'").fetchall() == [("FINISHED",)]
         assert connection.execute("SELECT COUNT(*) FROM trace_info").fetchone() == (8,)
-    kept = {path.name for path in (folder / "mlartifacts").rglob("*") if path.is_file()}
-    assert {"search.json", "search_history.csv"} <= kept
+    artifacts = {path.name for path in (folder / "mlartifacts").rglob("*") if path.is_file()}
+    assert {"search.json", "search_history.csv"} <= artifacts

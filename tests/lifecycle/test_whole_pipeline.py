@@ -1,7 +1,6 @@
 """Whole pipelines on the tiny profile: what a run leaves, and what an edit re-runs.
 
-The runs take most of this file's time, so one undisturbed run serves all tests, and each other run shows more than one thing.
-"""
+The runs take most of the time, so all tests share one undisturbed run."""
 
 from __future__ import annotations
 
@@ -22,14 +21,14 @@ STAGES = ["curate@textworld", "curate@search", "sft", "rollout@textworld", "roll
 STAGES += ["annotate@search", "rl@textworld", "rl@search", "merge", "evaluate", "report"]
 
 
-def test_a_finished_run_has_nothing_to_do(done: Checkout) -> None:
+def test_repro_of_a_finished_run_does_nothing(done: Checkout) -> None:
     assert done.repro() == ([], [])
     assert sorted(done.lock) == sorted(STAGES)
     checkpoints = done.root / ".bellwether" / "checkpoints"
     assert not [path for path in checkpoints.rglob("*") if path.is_file()]
 
 
-def test_the_results_have_the_shape_that_was_promised(undisturbed: Checkout) -> None:
+def test_evaluation_has_the_documented_structure(undisturbed: Checkout) -> None:
     """reports/evaluation.json: panels, models by domain with success and its interval, comparisons."""
     evaluation = json.loads((undisturbed.root / "reports" / "evaluation.json").read_text())
     assert set(evaluation["panels"]) == {"textworld", "search"}
@@ -47,8 +46,8 @@ def test_the_results_have_the_shape_that_was_promised(undisturbed: Checkout) -> 
     assert str(undisturbed.root) not in page
 
 
-def test_the_merged_model_loads_like_any_other(undisturbed: Checkout) -> None:
-    """The merged model loads with plain from_pretrained and its tokenizer's chat template renders a conversation."""
+def test_merged_model_loads_with_transformers(undisturbed: Checkout) -> None:
+    """Plain from_pretrained loads it, and its tokenizer's chat template renders a conversation."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     for name in ("merged", "merged_linear"):
@@ -60,8 +59,8 @@ def test_the_merged_model_loads_like_any_other(undisturbed: Checkout) -> None:
         assert "open door" in tokenizer.apply_chat_template(messages, tokenize=False)
 
 
-def test_every_stage_and_domain_is_a_child_of_one_run(undisturbed: Checkout) -> None:
-    """MLflow: a parent run and a child per stage and domain, with parameters, curves, commit, params hash, hashes in and out."""
+def test_mlflow_has_one_parent_run_with_a_child_per_stage_and_domain(undisturbed: Checkout) -> None:
+    """Each child has parameters, curves, commit, params hash, and hashes of inputs and outputs."""
     with sqlite3.connect(undisturbed.root / "mlflow.db") as database:
         runs = dict(database.execute("SELECT name, run_uuid FROM runs WHERE name NOT LIKE 'lifecycle%'"))
         states = {state for (state,) in database.execute("SELECT status FROM runs")}
@@ -84,8 +83,8 @@ def test_every_stage_and_domain_is_a_child_of_one_run(undisturbed: Checkout) -> 
     assert not list((undisturbed.root / ".bellwether" / "tracking").glob("*.jsonl"))
 
 
-def test_an_edit_runs_what_depends_on_it_alone_and_taking_it_back_runs_nothing(done: Checkout) -> None:
-    """One domain's RL setting re-runs that domain's rl and what follows; merge.method begins with merge."""
+def test_edit_reruns_only_dependents_and_its_revert_reruns_nothing(done: Checkout) -> None:
+    """One domain's RL setting re-runs that domain's rl and what follows; one of merge.method begins with merge."""
     params, lock = (done.root / "params.yaml").read_bytes(), done.lock
     done.edit({"merge": {"method": "ties"}})
     assert done.changed == ["merge", "report"]  # evaluate reads no parameter of the merge, it follows the merged model
@@ -101,13 +100,13 @@ def test_an_edit_runs_what_depends_on_it_alone_and_taking_it_back_runs_nothing(d
 
 
 @pytest.mark.slow
-def test_an_edit_of_the_merge_runs_merge_evaluate_and_report(done: Checkout) -> None:
+def test_edit_of_merge_method_reruns_merge_evaluate_and_report(done: Checkout) -> None:
     done.edit({"merge": {"method": "ties"}})
     assert done.repro()[0] == ["merge", "evaluate", "report"]
 
 
-def test_what_bears_on_speed_alone_runs_the_report_alone(done: Checkout) -> None:
-    """The report follows all of params.yaml; whatever else runs again would give the same bytes."""
+def test_edit_of_resources_reruns_only_the_report(done: Checkout) -> None:
+    """The report depends on all of params.yaml; any other stage would write the same bytes."""
     done.edit({"resources": {"slots": 32, "workers": 2}})
     assert done.changed == ["report"]
 
@@ -117,10 +116,9 @@ INSTALLED = [name for name in CLUSTERS if importlib.util.find_spec(f"prefect_{na
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("runner", "nodes"), [("processes", 0), *((name, nodes) for name in INSTALLED for nodes in (0, 2))])
-def test_shards_give_the_bytes_of_the_stage_alone(done: Checkout, tmp_path: Path, runner: str, nodes: int) -> None:
-    """`dvc repro` with resources.shards: rollout's tasks are played by three processes, and its outputs stay what they were. Runs
-    with Dask and Ray, on this machine and on a cluster of two nodes, where their extras are installed: pip install
-    'bellwether[dask]', 'bellwether[ray]'."""
+def test_shards_write_same_bytes_as_the_stage_alone(done: Checkout, tmp_path: Path, runner: str, nodes: int) -> None:
+    """`dvc repro` with resources.shards: three processes play rollout's tasks. Dask and Ray run on this machine and on a cluster
+    of two nodes where their extras are installed: pip install 'bellwether[dask]', 'bellwether[ray]'."""
     outs = done.lock["rollout@search"]["outs"]
     done.environment["BELLWETHER_TRACKING"] = "off"
     with ExitStack() as running:
@@ -131,8 +129,7 @@ def test_shards_give_the_bytes_of_the_stage_alone(done: Checkout, tmp_path: Path
     assert done.lock["rollout@search"]["outs"] == outs
 
 
-def test_domains_can_be_shortened_and_extended_in_one_line(done: Checkout) -> None:
-    """A domain that is no longer listed leaves nothing in what joins the domains; listing it again brings all of it back."""
+def test_removed_domain_leaves_no_trace_and_is_restored_when_listed_again(done: Checkout) -> None:
     params, lock = (done.root / "params.yaml").read_text(), done.lock
     done.edit({"domains": ["search"]})
     assert done.repro("sft")[0] == ["sft"]
@@ -153,7 +150,7 @@ def test_domains_can_be_shortened_and_extended_in_one_line(done: Checkout) -> No
         ({"evalute": {"attempts": 3}}, r"unknown key 'evalute'\. Did you mean 'evaluate'\?"),
     ],
 )
-def test_a_mistake_in_the_parameters_stops_the_run_and_names_the_key(done: Checkout, edit: dict, message: str) -> None:
+def test_invalid_parameter_stops_the_run_and_is_named(done: Checkout, edit: dict, message: str) -> None:
     done.edit(edit)
     with pytest.raises(AssertionError, match=message):
         done.repro()

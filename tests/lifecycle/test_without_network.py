@@ -1,4 +1,4 @@
-"""Contract: nothing downloads at run time. Stages run in a network namespace of their own, without even 127.0.0.1."""
+"""Contract: nothing is downloaded at run time. Stages run in their own network namespace, without even 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import subprocess
 import pytest
 from checkout import DVC, Checkout
 
-ALONE = ["unshare", "--user", "--map-root-user", "--net"]
+NO_NETWORK = ["unshare", "--user", "--map-root-user", "--net"]
 
 
-def can_be_alone() -> bool:
+def can_unshare_network() -> bool:
     try:
-        return subprocess.run([*ALONE, "true"], capture_output=True, check=False).returncode == 0
+        return subprocess.run([*NO_NETWORK, "true"], capture_output=True, check=False).returncode == 0
     except OSError:
         return False
 
@@ -20,26 +20,26 @@ def can_be_alone() -> bool:
 pytestmark = [
     pytest.mark.timeout(1800),
     pytest.mark.long(30),
-    pytest.mark.skipif(not can_be_alone(), reason="`unshare --net` is not permitted here"),
+    pytest.mark.skipif(not can_unshare_network(), reason="`unshare --net` is not permitted here"),
 ]
 
 
 def repro_without_network(checkout: Checkout, *arguments: str) -> str:
-    """What `dvc repro --force` says; it must succeed."""
-    command = [*ALONE, *DVC, "repro", "--force", *arguments]
+    """Output of `dvc repro --force`, which must succeed."""
+    command = [*NO_NETWORK, *DVC, "repro", "--force", *arguments]
     done = subprocess.run(command, cwd=checkout.root, env=checkout.env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout
 
 
-def test_a_stage_that_loads_models_needs_no_network(done: Checkout) -> None:
+def test_stage_that_loads_models_needs_no_network(done: Checkout) -> None:
     lock = done.lock
     assert "Running stage 'sft'" in repro_without_network(done, "--single-item", "sft")
     assert done.lock == lock
 
 
 @pytest.mark.slow
-def test_the_whole_pipeline_needs_no_network(done: Checkout) -> None:
+def test_whole_pipeline_needs_no_network(done: Checkout) -> None:
     lock = done.lock
     assert repro_without_network(done).count("Running stage") == len(lock)
     assert done.lock == lock

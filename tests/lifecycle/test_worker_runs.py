@@ -1,5 +1,5 @@
-"""The real stages under `make serve`: a run whose flow is killed, and one that is cancelled, end with all their processes, are
-KILLED in MLflow, and the next run goes on from the checkpoint."""
+"""The real stages under `make serve`: a killed and a cancelled run end with all their processes, are KILLED in MLflow, and the
+next run resumes from the checkpoint."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def served(done: Checkout) -> Iterator[Served]:
 
 
 def query(root: Path, sql: str, *values: object) -> list[tuple]:
-    # Not read-only: after a kill the reader may have to roll back what the killed writer began.
+    # Not read-only: after a kill the reader may have to roll back the writer's transaction.
     with sqlite3.connect(f"file:{root / 'mlflow.db'}?mode=rw", uri=True) as database:
         return database.execute(sql, values).fetchall()
 
@@ -47,7 +47,7 @@ def steps(root: Path, run: str) -> list[int]:
 
 
 def training(served: Served, flow_run: str) -> str:
-    """Id of the run of rl@search, once a step of this flow run has reached MLflow."""
+    """Id of the run of rl@search, as soon as a step of this flow run has reached MLflow."""
 
     def found() -> str | None:
         runs = stage_runs(served.root, flow_run)
@@ -56,7 +56,7 @@ def training(served: Served, flow_run: str) -> str:
     return until(found, "a step of rl@search in MLflow")
 
 
-def test_a_killed_and_a_cancelled_run_leave_no_process_and_can_be_resumed(served: Served) -> None:
+def test_killed_and_cancelled_runs_leave_no_process_and_are_resumed(served: Served) -> None:
     until(lambda: served.api("POST", "/work_pools/bellwether/workers/filter", json={}), "the worker")
     serving = {process.pid for process in served.processes()}
     reached = 0
@@ -78,7 +78,7 @@ def test_a_killed_and_a_cancelled_run_leave_no_process_and_can_be_resumed(served
         ]
         name = served.api("GET", f"/flow_runs/{flow_run}")["name"]
         assert query(served.root, "SELECT status FROM runs WHERE name = ?", f"lifecycle {name}") == [("KILLED",)]
-        assert min(steps(served.root, run)) > reached, "it goes on where the one before was ended"
+        assert min(steps(served.root, run)) > reached, "it resumes where the previous run was ended"
         reached = min(steps(served.root, run))
     flow_run = served.run("lifecycle-on-change", until="rl")
     assert served.end_of(flow_run)["type"] == "COMPLETED"
@@ -88,7 +88,7 @@ def test_a_killed_and_a_cancelled_run_leave_no_process_and_can_be_resumed(served
     assert steps(served.root, run)[0] > reached
 
     def ended() -> bool:
-        """A run is over a moment before its process is."""
+        """The run's state changes shortly before its process ends."""
         return not [process for process in served.processes() if process.pid not in serving and psutil.pid_exists(process.pid)]
 
     until(ended, "every process ended")

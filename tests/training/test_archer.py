@@ -121,6 +121,26 @@ def test_policy_is_unchanged_during_critic_warm_up(make_context, monkeypatch):
     assert report["ledger/policy_tokens_trained"] > 0
 
 
+def test_the_critic_learns_first_from_what_is_replayed(make_context, tiny_policy, monkeypatch):
+    """replay.warmup_updates: so many critic updates more in the first step, all before the policy's first, and without any
+    episode of its own; later steps have replay.critic_updates."""
+    order: list[list[str]] = []
+    updates = online.OnlineJob.updates
+
+    def watch(self, step):
+        order.append([])
+        for update in updates(self, step):
+            order[-1].append(update.learner)
+            yield update
+
+    monkeypatch.setattr(online.OnlineJob, "updates", watch)
+    context = make_context("rl", rl=section(steps=2, replay={"records": ["rollouts"], "warmup_updates": 7}))
+    store_rollouts(context, tiny_policy)
+    history, report = run(context)
+    assert order == [["turn_critic"] * 10 + ["policy"], ["turn_critic"] * 3 + ["policy"]]
+    assert report["episodes"] == sum(row["episodes"] for row in history) == 2 * 12
+
+
 @pytest.mark.parametrize(
     "changes",
     [

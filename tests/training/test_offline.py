@@ -94,6 +94,7 @@ def test_b_coder_learns_to_rank_actions(make_context):
     )
     _, report = run(context)
     assert report["value_td_last"] < report["value_td_first"]
+    assert report["value_td_fall"] == pytest.approx(1 - report["value_td_last"] / report["value_td_first"])
     found = report["recovered"]
     assert found["by_return"]["1"]["reward"] > found["by_return"]["-0.5"]["reward"]
     assert found["accuracy"] > 0.9

@@ -109,7 +109,8 @@ def test_run_ends_after_the_step_that_reaches_the_budget(make_context):
     assert sum(used[:-1]) < 100 <= sum(used)
     assert used[0] == pytest.approx(36 * history[0]["turns"])
     assert len(history) < RL["steps"]
-    assert json.loads((context.root / "reports/rl/toy.json").read_text())["environment_steps"] == sum(used)
+    report = json.loads((context.root / "reports/rl/toy.json").read_text())
+    assert (report["environment_steps"], report["budget"]) == (sum(used), 100)
     assert {row["step"] for row in read_rows(context.root / "data/rl/toy/samples.parquet")} == {1, len(history)}
 
 

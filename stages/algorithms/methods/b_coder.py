@@ -8,7 +8,7 @@ from torch import Tensor
 
 from stages.algorithms.batch import LossTerms, next_token_values
 from stages.algorithms.card import Card, Composition, OfflineLosses
-from stages.algorithms.parts.offline import Discount, OfflineBatch, OfflineSettings, Scores, imitation, required, weighted_sum
+from stages.algorithms.parts.offline import Discount, OfflineBatch, OfflineSettings, Scores, required, weighted_sum
 from stages.algorithms.settings import Rl
 from stages.runtime.validation import Count, NonNegative, ParamsError, Positive
 from stages.values.token_q import advantages, bounded
@@ -19,8 +19,8 @@ CARD = Card(
     paper="Yu et al., arXiv 2310.03173",
     equation="Q = A + V, A = alpha (log pi(a) - max log pi), V = r_max - softabs(v + residual); target r + gamma sg Q(s', a^), "
     "a^ the SFT policy's most likely token (operator optimality: max Q(s', .)); first only v is fitted, with the SFT policy's "
-    "A, then policy and residual: (Q - target)^2 + beta_adv |A| and - beta_ce log pi of the ground truth, means over an "
-    "episode's tokens",
+    "A, then policy and residual: (Q - target)^2, a mean over an episode's tokens, + beta_adv |A| and - beta_ce log pi of the "
+    "ground truth, means too or (ground_truth_terms: sum, the paper's) sums",
     assumptions="offline dataset: demonstrations and known solutions (ground truth), the SFT policy's rollouts, known mistakes; "
     "no episodes are played. gamma, which the paper does not give, is 1; heads are linear, so that the residual, a head minus "
     "its frozen copy, is a head initialised to 0; the value network is a copy of the SFT policy's backbone, the paper freezes an "
@@ -46,6 +46,9 @@ class Settings(OfflineSettings):
     """Weight of the squared temporal-difference error."""
     beta_adv: NonNegative = 0.1
     """Weight of |A| on the ground truth."""
+    ground_truth_terms: Literal["mean", "sum"] = "mean"
+    """Terms of the ground truth, |A| and log pi: means over an episode's tokens, as the temporal-difference error is, or sums, as
+    in the paper, which weigh as many times more as the episode has tokens."""
     r_max: Positive = 1.0
     """Upper bound of V, and so of Q: the largest return."""
     init_from_lm: bool = True
@@ -85,7 +88,8 @@ def policy_loss(scores: Scores, batch: OfflineBatch, rl: Rl) -> LossTerms:
     if settings.operator == "conservative":
         following = value + advantages(required(scores.greedy), best, settings.alpha)
     td = weighted_sum(temporal_difference(advantage + value, following, batch, settings.gamma), batch.mask, batch.weight)
-    adv, ce = weighted_sum(advantage.abs(), batch.mask, batch.real_weight), imitation(logprobs, batch)
+    truth = batch.real_weight * (batch.mask.sum(1) if settings.ground_truth_terms == "sum" else 1)
+    adv, ce = weighted_sum(advantage.abs(), batch.mask, truth), weighted_sum(-logprobs, batch.mask, truth)
     loss = settings.q_coef * td + settings.beta_adv * adv + settings.beta_ce * ce
     sums = {"loss": loss, "td": td, "ground_truth_advantage": adv, "ground_truth_nll": ce}
     sums["value"] = weighted_sum(value, batch.mask, batch.weight)

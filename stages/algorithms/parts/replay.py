@@ -34,6 +34,9 @@ class Replay(Part):
     """Episodes sampled for each optimiser step, with replacement; all their turns are used."""
     critic_updates: Count = 20
     """Optimiser steps of the critic per step."""
+    warmup_updates: Annotated[int, Field(ge=0)] = 0
+    """Further optimiser steps of the critic in the first step, before the policy follows it; with `records`, mostly on recorded
+    episodes."""
     policy_updates: Count = 2
     """Batches per step on which the policy is trained, after the critic. actions: played: the same batch each time, and the
     default is 1."""

@@ -91,7 +91,8 @@ class OffPolicy:
         """The optimiser updates of loop step `step`, from 0; played: the step's own episodes, with shaped rewards."""
         rl = self.algorithm.rl
         replay, key = rl.replay, (*self.key, step)
-        draws = [self.buffer.draw(replay.episodes, *key, "critic", number) for number in range(replay.critic_updates)]
+        count = replay.critic_updates + (replay.warmup_updates if step == 0 else 0)
+        draws = [self.buffer.draw(replay.episodes, *key, "critic", number) for number in range(count)]
         fresh: list[list[Episode]] = []
         if replay.value_target == "policy":
             fresh = self.redraw([episode for draw in draws for episode in draw], replay.samples, *key, "critic")

@@ -223,13 +223,17 @@ class OfflineJob(RlJob):
     def report(self, history: History) -> dict[str, Any]:
         """The episodes and tokens used, and, for a method with values, how R~ ranks the SFT policy's own episodes."""
         used = {kind: sum(episode.kind == kind for episode in self.episodes) for kind in KINDS}
+        value_td = window_means(history, "value_td")
+        first = value_td.get("value_td_first")
+        fall = {"value_td_fall": 1 - value_td["value_td_last"] / first} if first else {}
         return {
             "environment_steps": 0,
             "stored": {kind: len(self.dataset[kind]) for kind in KINDS},
             "used": used,
             **self.ledger.metrics(),
             **({"recovered": self.recovered()} if self.value is not None else {}),
-            **window_means(history, "value_td"),
+            **value_td,
+            **fall,
             **window_means(history, "td"),
         }
 

@@ -237,9 +237,11 @@ class OnlineJob(RlJob):
         return target is not None and len(self.recent) == RECENT and sum(self.recent) / RECENT >= target
 
     def report(self, history: History) -> dict[str, Any]:
+        budget = self.rl.environment_steps
         return {
             "credit": self.rl.credit.kind,
             "episodes": int(sum(row["episodes"] for row in history)),
+            **({} if budget is None else {"budget": budget}),
             "environment_steps": int(sum(row["environment_steps"] for row in history)),
             **window_means(history, "success"),
             "kl_last": history[-1]["kl"],

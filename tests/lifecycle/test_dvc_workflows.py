@@ -1,4 +1,4 @@
-"""What DVC's users do with a project: experiments and queues, comparisons, remotes, a clone that computes nothing."""
+"""DVC workflows: experiments and queues, comparisons, remotes, a clone that computes nothing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def dvc(checkout: Checkout, *arguments: str, **environment: str) -> str:
 
 @pytest.fixture
 def committed(done: Checkout) -> Checkout:
-    """The whole run, its results committed."""
+    """The whole run with its results committed."""
     git(done.root, "add", "-A")
     git(done.root, "commit", "-q", "-m", "Results")
     return done
@@ -47,8 +47,9 @@ def experiments(checkout: Checkout) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(dvc(checkout, "exp", "show", "--csv", "--only-changed"))))
 
 
-def test_experiments_are_queued_run_compared_and_told_apart(committed: Checkout) -> None:
-    """`dvc exp run -S`, a queue, `dvc exp show` with few columns, metrics, params and plots diff; each has a run in MLflow."""
+def test_queued_experiment_runs_and_can_be_compared(committed: Checkout) -> None:
+    """`dvc exp run -S`, a queue, `dvc exp show` with few columns, metrics, params and plots diff, and the experiment's run in
+    MLflow."""
     dvc(committed, "exp", "run", "--queue", "--name", "average", "-S", "merge.method=linear", "-S", "evaluate.resamples=150")
     dvc(committed, "queue", "start", BELLWETHER_TRACKING="on")
     deadline = time.monotonic() + 600
@@ -81,7 +82,7 @@ def test_experiments_are_queued_run_compared_and_told_apart(committed: Checkout)
 
 
 def mlflow_lifecycles(root: Path) -> dict[str, dict[str, str]]:
-    """Lifecycle's name -> stage -> how DVC came by it."""
+    """Parent run -> stage -> its state in DVC."""
     import sqlite3
 
     query = """
@@ -97,8 +98,8 @@ def mlflow_lifecycles(root: Path) -> dict[str, dict[str, str]]:
     return found
 
 
-def test_plots_without_a_network(committed: Checkout) -> None:
-    """The page loads nothing, and every plot is an SVG file."""
+def test_plots_page_loads_nothing_from_the_network(committed: Checkout) -> None:
+    """Every plot is also an SVG file."""
     pytest.importorskip("vl_convert", reason="not run: needs the extra 'plots'; pip install -e '.[plots]'")
     command = [sys.executable, "-m", "stages.reporting.plots", "HEAD"]
     subprocess.run(command, cwd=committed.root, env=committed.env, capture_output=True, check=True)
@@ -113,7 +114,7 @@ def test_plots_without_a_network(committed: Checkout) -> None:
 
 
 def clone(checkout: Checkout, target: Path, **remote: str) -> Checkout:
-    """A fresh clone whose only way to the results is the remote."""
+    """A fresh clone with the remote as its only source of results."""
     git(checkout.root, "clone", "-q", str(checkout.root), str(target))
     found = Checkout(target, checkout.environment)
     for key, value in remote.items():
@@ -121,8 +122,8 @@ def clone(checkout: Checkout, target: Path, **remote: str) -> Checkout:
     return found
 
 
-def restored(checkout: Checkout, lock: dict) -> None:
-    """Everything is there, nothing was computed, and nothing in git has changed."""
+def check_restored(checkout: Checkout, lock: dict) -> None:
+    """Everything exists, nothing was computed, and git reports no change."""
     assert checkout.repro() == ([], [])
     assert checkout.lock == lock
     assert git(checkout.root, "status", "--porcelain") == ""
@@ -130,23 +131,23 @@ def restored(checkout: Checkout, lock: dict) -> None:
     assert (checkout.root / "data" / "models" / "merged" / "model.safetensors").exists()
 
 
-def test_a_fresh_clone_gets_everything_from_a_remote(committed: Checkout, tmp_path: Path) -> None:
+def test_fresh_clone_gets_everything_from_a_remote(committed: Checkout, tmp_path: Path) -> None:
     """`dvc push`, `git clone`, and then `dvc pull`, or `dvc repro --pull`, computes nothing."""
     dvc(committed, "remote", "add", "--default", "storage", str(tmp_path / "storage"))
-    git(committed.root, "commit", "-q", "-a", "-m", "Where results are kept")
+    git(committed.root, "commit", "-q", "-a", "-m", "Add a remote")
     dvc(committed, "push", "--run-cache")
     pulled = clone(committed, tmp_path / "pulled")
     dvc(pulled, "pull")
-    restored(pulled, committed.lock)
+    check_restored(pulled, committed.lock)
     reproduced = clone(committed, tmp_path / "reproduced")
     ran, _ = reproduced.repro("--pull")
     assert ran == []
-    restored(reproduced, committed.lock)
+    check_restored(reproduced, committed.lock)
 
 
 @contextmanager
 def s3_server(folder: Path) -> Iterator[str]:
-    """A local server that speaks S3, with a bucket called `results`."""
+    """A local S3 server with a bucket called `results`."""
     import boto3
 
     port = free_port()
@@ -172,14 +173,14 @@ def s3_server(folder: Path) -> Iterator[str]:
 
 
 @pytest.mark.skipif(any(importlib.util.find_spec(name) is None for name in ("dvc_s3", "moto")), reason=NO_S3)
-def test_a_fresh_clone_gets_everything_from_s3(committed: Checkout, tmp_path: Path) -> None:
+def test_fresh_clone_gets_everything_from_s3(committed: Checkout, tmp_path: Path) -> None:
     with s3_server(tmp_path) as url:
         committed.environment.update(AWS_ACCESS_KEY_ID="k", AWS_SECRET_ACCESS_KEY="s", AWS_DEFAULT_REGION="us-east-1")
         dvc(committed, "remote", "add", "--default", "storage", "s3://results/bellwether")
         dvc(committed, "remote", "modify", "--local", "storage", "endpointurl", url)
-        git(committed.root, "commit", "-q", "-a", "-m", "Where results are kept")
+        git(committed.root, "commit", "-q", "-a", "-m", "Add a remote")
         dvc(committed, "push")
         assert yaml.safe_load(dvc(committed, "status", "--cloud", "--json")) == {}
         pulled = clone(committed, tmp_path / "pulled", endpointurl=url)
         dvc(pulled, "pull")
-        restored(pulled, committed.lock)
+        check_restored(pulled, committed.lock)

@@ -1,4 +1,4 @@
-"""A run that was cancelled says so in MLflow too: what ends the processes leaves the stage's follower time to tell."""
+"""A cancelled run is KILLED in MLflow, too: the stage's follower gets time to report it before it is ended."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def status(database: Path) -> str | None:
     return found[0] if found else None
 
 
-def test_a_cancelled_stage_is_killed_in_mlflow_before_its_follower_is_ended(tmp_path: Path) -> None:
+def test_cancelled_stage_is_marked_killed_in_mlflow(tmp_path: Path) -> None:
     create_database(tmp_path / "mlflow.db", tmp_path / "artifacts")
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("MLFLOW_", "BELLWETHER_", "DVC_"))}
     command = [sys.executable, "-m", "flows.supervise", sys.executable, "-c", STAGE, str(tmp_path)]

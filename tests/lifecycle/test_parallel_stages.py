@@ -1,4 +1,4 @@
-"""`make lifecycle`: stages side by side, their work divided among workers, and the bytes of one worker."""
+"""`make lifecycle` runs stages and workers in parallel and writes the bytes of sequential stages with one worker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.timeout(900), pytest.mark.long(60)]
 
 
 @pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.slow), 3])
-def test_any_number_of_workers_gives_the_same_bytes(undisturbed: Checkout, source: Path, tmp_path: Path, workers: int) -> None:
+def test_parallel_stages_and_workers_write_same_bytes(undisturbed: Checkout, source: Path, tmp_path: Path, workers: int) -> None:
     """Contract: `undisturbed` ran one stage after the other with one worker each."""
     checkout = Checkout.make(tmp_path / "run", source, PYTHONHASHSEED=str(workers))
     checkout.edit({"resources": {"workers": workers}})

@@ -313,8 +313,8 @@ def test_params_hash_ignores_order_but_no_value() -> None:
     assert params_hash(one) == params_hash(other) != params_hash({**one, "a": 2})
 
 
-def test_a_key_that_was_added_later_counts_only_where_it_is_set() -> None:
-    """Contract: outputs of settings that do not set it keep their hash."""
+def test_key_of_a_later_release_changes_the_hash_only_if_set() -> None:
+    """Contract: settings without the new key keep the hash of earlier outputs."""
     settings: list[dict[str, Any]] = [{}, {"warmup_updates": 0}, {"warmup_updates": 5}]
     hashes = [params_hash({"rl": {"replay": {"tau": 0.1, **added}}}) for added in settings]
     assert hashes[0] == hashes[1] != hashes[2]

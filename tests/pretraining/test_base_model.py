@@ -24,7 +24,7 @@ def words() -> set[str]:
     return set(json.loads((BASE / "corpus.json").read_text())["words"])
 
 
-def test_the_base_model_is_small_enough_for_git() -> None:
+def test_base_model_is_small_enough_for_git() -> None:
     """Contract: 1 to 4 M parameters in a stock architecture, at most 12 MB for the entire folder."""
     facts = json.loads((BASE / "corpus.json").read_text())
     assert 1_000_000 <= facts["parameters"] <= 4_000_000

@@ -87,7 +87,7 @@ def test_every_block_has_a_command_that_writes_it():
     assert found == {*blocks(ROOT), *elsewhere}
 
 
-def test_the_documents_are_up_to_date():
+def test_documents_are_up_to_date():
     """Contract: the documents' numbers are those of the reports in git; `python -m stages.reporting.documents` rewrites them."""
     listed = subprocess.run(["git", "ls-files", "reports/evaluation.json"], cwd=ROOT, capture_output=True, text=True, check=True)
     if not listed.stdout.strip():

@@ -55,7 +55,7 @@ def test_every_second_is_charged_once_to_the_innermost_span(clock: FakeClock) ->
     assert {name: seconds for name, seconds in spans.totals().seconds.items() if seconds} == expected
 
 
-def test_a_decorated_function_can_call_itself(clock: FakeClock) -> None:
+def test_decorated_function_can_call_itself(clock: FakeClock) -> None:
     @spans.span("engine")
     def work(depth: int) -> None:
         clock.advance(1)

@@ -87,7 +87,7 @@ def test_verdicts_of_tests(sandbox: Sandbox) -> None:
     assert not outcome.passed
 
 
-def test_a_test_may_expect_an_exception_and_use_helpers(any_sandbox: Sandbox) -> None:
+def test_tests_may_expect_an_exception_and_use_helpers(any_sandbox: Sandbox) -> None:
     raising = "def f(x):\n    raise KeyError('no')"
     expected = "try:\n    f(1)\nexcept KeyError:\n    pass\nelse:\n    assert False"
     assert verdicts(any_sandbox, raising, expected) == ["pass"]

@@ -73,7 +73,7 @@ def test_stage_becomes_a_child_run_with_all_its_events(root: Path, server: Serve
     assert {item.path for item in server.client.list_artifacts(child.info.run_id)} == {"history.csv"}
 
 
-def test_a_trace_shows_turns_tool_calls_rewards_and_advantages(root: Path, server: Server) -> None:
+def test_trace_shows_turns_tool_calls_rewards_and_advantages(root: Path, server: Server) -> None:
     """Per turn: the policy's input, action, log-probability and mean advantage, and the environment's response."""
     spool = spooled(root)
     spool.append({"kind": "trace", **trace_of(EPISODE)})
@@ -220,7 +220,7 @@ def test_unreachable_server_neither_stops_a_stage_nor_loses_events(root: Path) -
     assert not spools(root)
 
 
-def test_a_killed_stage_is_marked_killed_by_its_follower(root: Path) -> None:
+def test_killed_stage_is_marked_killed_by_its_follower(root: Path) -> None:
     """kill -9 leaves no run that stays RUNNING."""
     process = start_stage(root, "wait")
     assert process.stdout is not None

@@ -121,9 +121,9 @@ def test_policy_is_unchanged_during_critic_warm_up(make_context, monkeypatch):
     assert report["ledger/policy_tokens_trained"] > 0
 
 
-def test_the_critic_learns_first_from_what_is_replayed(make_context, tiny_policy, monkeypatch):
-    """replay.warmup_updates: so many critic updates more in the first step, all before the policy's first, and without any
-    episode of its own; later steps have replay.critic_updates."""
+def test_warmup_updates_train_the_critic_before_the_policy(make_context, tiny_policy, monkeypatch):
+    """replay.warmup_updates: additional critic updates in the first step, all before the policy's first and without extra
+    episodes; later steps have replay.critic_updates."""
     order: list[list[str]] = []
     updates = online.OnlineJob.updates
 

@@ -96,7 +96,7 @@ def test_random_numbers_are_independent_of_tensor_order(tmp_path: Path, monkeypa
 
 
 def test_output_file_equals_that_of_safetensors_save_file(tmp_path: Path) -> None:
-    """Contract: the streamed file is byte for byte what safetensors would save, its metadata {"format": "pt"} alone."""
+    """Contract: the streamed file is byte for byte what safetensors would save, with metadata {"format": "pt"} only."""
     tensors = random_tensors(0, SHAPES) | {"model.steps": torch.arange(3), "model.flag": torch.tensor([True])}
     model = write_folder(tmp_path / "m", tensors)
     merge_folders("linear", [model], None, tmp_path / "out", settings(1), seed=0)

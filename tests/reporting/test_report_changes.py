@@ -67,7 +67,7 @@ def test_success_comparison_is_paired_by_task() -> None:
 
 
 def test_runs_on_different_panels_are_not_compared() -> None:
-    """Contract: a comparison across different panels is refused."""
+    """Contract: a comparison across different panels is rejected."""
     (change,) = success_changes(make([0] * 6, panels={"search": "p0"}), make([2] * 6), outcomes(6))
     assert change.test is None
     assert change.why == "panels differ"

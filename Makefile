@@ -124,8 +124,9 @@ bench: install
 	dvc --wait-for-lock repro reports/benchmarks/dvc.yaml
 	python -m benchmarks.documents
 
-# Interrupted runs resume. BELLWETHER_JOBS=1 runs one arm and seed at a time.
+# Prints the cost first. Interrupted runs resume. BELLWETHER_JOBS=1 runs one arm and seed at a time.
 claims: install
+	@python -m stages.claims --check $(METHOD)
 	@echo "claims: dvc repro reports/claims/dvc.yaml (finished experiments are skipped)"
 	dvc --wait-for-lock repro reports/claims/dvc.yaml$(if $(METHOD),:claim@$(METHOD))
 	python -m stages.reporting.documents

@@ -66,10 +66,10 @@ def suite_seconds(root: Path) -> float | None:
     return float(ElementTree.parse(path).getroot()[0].attrib["time"]) if path.exists() else None
 
 
-def claims(root: Path) -> list[dict[str, str | float]]:
+def claims(options: Options) -> list[dict[str, str | float]]:
     """A row per experiment on the board: seconds of its runs, of one arm with one seed each."""
     rows: list[dict[str, str | float]] = []
-    for path in sorted((root / CLAIMS).glob("*.json")):
+    for path in sorted((options.root / CLAIMS).glob("*.json")):
         runs = json.loads(path.read_text(encoding="utf-8")).get("runs", {})
         if seconds := [run["seconds"] for run in runs.values()]:
             spread = {"median": rounded(statistics.median(seconds)), "low": min(seconds), "high": max(seconds)}
@@ -77,7 +77,7 @@ def claims(root: Path) -> list[dict[str, str | float]]:
     return rows
 
 
-def measure(options: Options) -> tuple[dict[str, Result], list[dict[str, str | float]]]:
+def measure(options: Options) -> dict[str, Result]:
     from stages.params import load_params
 
     spans = recorded(options.root, load_params(options.root / "params.yaml").domains)
@@ -90,4 +90,4 @@ def measure(options: Options) -> tuple[dict[str, Result], list[dict[str, str | f
         results["default_run_gigabytes"] = limited("GB", peak_bytes(list(spans.values())) / 1e9, MEMORY_LIMIT_GB)
     if tests is not None:
         results["make_suite_seconds"] = limited("s", tests, TEST_LIMIT_S)
-    return results, claims(options.root)
+    return results

@@ -26,11 +26,12 @@ STAGES = {"rollout": DOMAIN, "annotate": DOMAIN, "rl": DOMAIN, "evaluate": None}
 """Stage -> its domain."""
 EDITS = {
     "rollout": {},
-    "annotate": {"tasks": 16},
-    "rl": {"steps": 4, "checkpoint_every": 100},
-    "evaluate": {"models": ["sft", "merged"], "attempts": 1},
+    "annotate": {},
+    "rl": {"steps": 10, "checkpoint_every": 100},
+    "evaluate": {"models": ["sft", "merged"]},
 }
-"""Budgets, below the default run's."""
+"""The default run's budgets, but a quarter of its training steps and two of its models: fewer would measure the start of
+processes."""
 PREDICTED = (1, 2, 4, 8, 16, 32, 64)
 AGAINST = "one worker"
 

@@ -36,6 +36,8 @@ Seed = Annotated[int, Field(ge=0)]
 Model = Literal["specialist", "base", "sft", "merged", "merged_linear"]
 Metric = Literal["success", "reward", "accepted", "turns", "tokens", "cost"]
 Override = Annotated[str, Field(pattern=OVERRIDE)]
+ONE_CORE = ["resources.threads=1", "resources.workers=1"]
+"""Overrides of runs that share the machine with others; neither changes a result."""
 ExperimentPlan = Mapping[tuple[str, int], tuple[str, list[str]]]
 """(setting, seed) -> name and overrides of its experiment."""
 
@@ -89,9 +91,8 @@ def overrides_of(comparison: Comparison, setting: Setting, seed: int, params: Ma
     """All changes of params.yaml for one run. Concurrent runs take one thread each."""
     models = {"specialist": [f"rl@{domain}" for domain in params["domains"]]}.get(setting.model, [setting.model])
     chosen = "[" + ",".join(f"'{model}'" for model in models) + "]"
-    shared = [] if exclusive else ["resources.threads=1", "resources.workers=1"]
     own = [change for override in setting.overrides for change in expanded(override, params)]
-    return [*own, f"{comparison.vary}={seed}", f"evaluate.models={chosen}", *shared]
+    return [*own, f"{comparison.vary}={seed}", f"evaluate.models={chosen}", *([] if exclusive else ONE_CORE)]
 
 
 def scores_of(evaluation: Mapping[str, Any], setting: Setting, metric: str, domains: list[str]) -> list[float]:
@@ -110,6 +111,22 @@ def scores_of(evaluation: Mapping[str, Any], setting: Setting, metric: str, doma
 def experiment(root: str, name: str, overrides: list[str], children: ChildProcesses) -> bool:
     """One run; whether it was necessary."""
     return run_experiment(Path(root), name, overrides, logger(), children)
+
+
+def run_experiments(root: Path, runs: Mapping[str, tuple[str, list[str]]], jobs: int | None, alone: int = 0) -> None:
+    """Run experiments (title -> name and overrides), `jobs` at a time (None: `default_jobs`), the first `alone` one by one. To be
+    called in a flow. Raises StageFailedError for the first that fails, once those beside it have ended."""
+    tasks = [(experiment.with_options(task_run_name=title), *run) for title, run in runs.items()]
+    jobs = jobs or default_jobs(read_params(root))
+    # Batches, as runs take equally long.
+    batches = [*([one] for one in tasks[:alone]), *(tasks[first : first + jobs] for first in range(alone, len(tasks), jobs))]
+    children = ChildProcesses()
+    with clean_up_on_error(root, children):
+        for batch in batches:
+            futures = [run.submit(str(root), name, overrides, children) for run, name, overrides in batch]
+            wait(futures)
+            for future in futures:
+                future.result()
 
 
 def check(comparison: Comparison, root: Path) -> None:
@@ -167,16 +184,9 @@ def compare(comparison: Comparison = Comparison(), root: str = "") -> str:  # no
     folder = Path(root or ROOT)
     check(comparison, folder)
     plan = plan_experiments(comparison, folder)
-    jobs = comparison.jobs or default_jobs(read_params(folder))
-    runs = [(experiment.with_options(task_run_name=f"{label} {seed}"), *run) for (label, seed), run in plan.items()]
-    children = ChildProcesses()
-    with clean_up_on_error(folder, children):
-        # The first run alone, so that the others find the shared stages in the cache; then batches, as runs take equally long.
-        for batch in [runs[:1], *(runs[first : first + jobs] for first in range(1, len(runs), jobs))]:
-            futures = [run.submit(str(folder), name, overrides, children) for run, name, overrides in batch]
-            wait(futures)
-            for future in futures:
-                future.result()
+    # The first run alone, so that the others find the stages that all share in the cache.
+    runs = {f"{label} {seed}": run for (label, seed), run in plan.items()}
+    run_experiments(folder, runs, comparison.jobs, alone=1)
     table = write(comparison, folder, gather_scores(comparison, folder, plan))
     logger()(table.read_text(encoding="utf-8"))
     return str(table)

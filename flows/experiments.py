@@ -23,7 +23,7 @@ from flows.tracked import run_environment
 
 RESULTS = "reports/evaluation.json"
 RUN_FOLDERS, RUN_INFOS = Path(".dvc/tmp/exps/standalone"), Path(".dvc/tmp/exps/run")
-"""DVC's own: a folder per running experiment, and JSON files that say which folder is whose."""
+"""Written by DVC: a folder per running experiment, and JSON files that map experiments to folders."""
 GRACE_S, TIMEOUT_S = 3.0, 8.0
 """Time between SIGTERM and SIGKILL of an experiment's processes; longest wait for their end."""
 TARGET = "evaluate"
@@ -55,12 +55,31 @@ def find(root: Path, name: str) -> str | None:
     return next((ref for ref in listed if ref.rsplit("/", 1)[-1] == name), None)
 
 
-def results(root: Path, name: str) -> dict[str, Any]:
-    """reports/evaluation.json of an experiment. Raises StageFailedError if there is no such experiment."""
+def commit_of(root: Path, name: str) -> str:
+    """The commit of experiment `name`. Raises StageFailedError if there is no such experiment."""
     ref = find(root, name)
     if ref is None:
         raise StageFailedError(f"there is no experiment {name}")
-    return json.loads(git(root, "show", f"{ref}:{RESULTS}"))
+    return git(root, "rev-parse", ref).strip()
+
+
+def results(root: Path, name: str) -> dict[str, Any]:
+    """reports/evaluation.json of an experiment. Raises StageFailedError if there is no such experiment."""
+    return json.loads(git(root, "show", f"{commit_of(root, name)}:{RESULTS}"))
+
+
+def output(root: Path, name: str, path: str) -> bytes:
+    """A file among an experiment's cached outputs. Raises StageFailedError if there is no such experiment or file."""
+    from dvc.exceptions import DvcException
+    from dvc.repo import Repo
+
+    try:
+        with Repo(str(root), rev=commit_of(root, name)) as repo:
+            return repo.dvcfs.read_bytes(path)
+    except (OSError, DvcException) as error:
+        raise StageFailedError(
+            f"experiment {name} has no {path} in DVC's cache ({error}); 'dvc exp remove {name}' and run it again"
+        ) from error
 
 
 def run_folders(root: Path) -> set[Path]:

@@ -36,7 +36,7 @@ STATE = FOLDER / "serve.json"
 HOST = "127.0.0.1"
 POOL = "bellwether"
 READY_S = 300.0
-"""How long a service may take to response; a server that creates its database on a busy disk is slow."""
+"""How long a service may take to respond; a server that creates its database on a busy disk is slow."""
 WORKER_GRACE_S, GRACE_S = 15.0, 5.0
 """Time between SIGTERM and SIGKILL; the worker first ends and reports its runs."""
 STOP_S = 60.0
@@ -53,7 +53,7 @@ class FailedError(RuntimeError):
 
 @dataclass
 class Service:
-    """A long-running process. `ready`: a URL that responses once it is up."""
+    """A long-running process. `ready`: a URL that responds once it is up."""
 
     name: str
     command: list[str]
@@ -86,7 +86,7 @@ class Service:
             raise FailedError(f"{self.name} exited (exit code {self.process.returncode}); the end of {self.log}:{tail}")
 
     def wait(self) -> None:
-        """Wait until it responses. Raises FailedError if it exits first, or takes too long."""
+        """Wait until it responds. Raises FailedError if it exits first, or takes too long."""
         deadline = time.monotonic() + READY_S
         with httpx.Client(timeout=5.0, trust_env=False) as client:
             while self.ready is not None:
@@ -96,7 +96,7 @@ class Service:
                     return
                 except httpx.HTTPError:
                     if time.monotonic() > deadline:
-                        raise FailedError(f"{self.name} did not response within {READY_S:.0f} s; see {self.log}") from None
+                        raise FailedError(f"{self.name} did not respond within {READY_S:.0f} s; see {self.log}") from None
                     time.sleep(0.25)
 
     def wait_for_exit(self) -> None:

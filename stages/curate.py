@@ -15,8 +15,8 @@ from stages.curation.demonstrations import DemonstrationPlan, Demonstrations, ch
 from stages.curation.games import Games, read_games
 from stages.curation.imports import Importer, Imports
 from stages.curation.panel import make_panel, write_panel
-from stages.curation.raw import make_raw, read_raw, unlike_settings
 from stages.curation.settings import Curate
+from stages.curation.source import read_source
 from stages.environments.protocol import Domain
 from stages.environments.registry import open_domain
 from stages.records.episode import PREFERENCE_SCHEMA, write_episodes, write_json, write_table, write_tasks
@@ -79,23 +79,21 @@ def run(context: StageContext) -> None:
     context.log_params({"curate": curate.model_dump(), "environment": domain.settings.model_dump(mode="json")})
 
     # Read: every line becomes a record or a rejection that names it.
-    raw = context.data / "raw" / f"{name}.jsonl"
-    label = f"data/raw/{name}.jsonl" if raw.exists() else f"recipes of domain {name}"
-    records, rejections = read_raw(raw, label, domain) if raw.exists() else make_raw(domain, sizes, params.seed)
-    warnings = unlike_settings(records, domain, label) if raw.exists() else []
-    warn(name, warnings)
+    source = read_source(domain, context.data / "raw" / f"{name}.jsonl", sizes, params.seed, curate.seeds)
+    warn(name, source.warnings)
 
     # Build and clean.
     folder = context.data / "curated" / name
     worlds = folder / "worlds"
     bar = partial(context.progress, "building", unit="task")
-    assembly = assemble(domain, records, sizes, worlds, params.resources.workers, params.model.max_length, bar)
-    rejections += assembly.rejections
+    assembly = assemble(domain, source.records, sizes, worlds, params.resources.workers, params.model.max_length, bar)
+    rejections = source.rejections + assembly.rejections
     tasks = assembly.tasks
     warn(name, (f"rejected {rejection}" for rejection in rejections))
-    warn(name, shortages(tasks, sizes, label))
+    warn(name, shortages(tasks, sizes, source.labels))
     missing = [split for split in SPLITS if not any(task.split == split for task in tasks)]
     if missing:
+        label = ", ".join(sorted({source.labels[split] for split in missing}))
         raise ValueError(f"{label} gives no usable task for {', '.join(missing)}; see the rejections above")
 
     # Demonstrate, read other players' games, and import demonstrations and preference pairs.
@@ -120,8 +118,8 @@ def run(context: StageContext) -> None:
     write_panel(folder / "panel.json", panel)
 
     # ... and the report.
-    source = {"file": label, "records": len(records), "unused": assembly.unused, "warnings": [*warnings, *expert_warnings]}
-    report = data_report(source, tasks, sizes, [*rejections, *imports.rejections], demonstrations, panel)
+    summary = source.summary(assembly.unused, expert_warnings)
+    report = data_report(summary, tasks, sizes, [*rejections, *imports.rejections], demonstrations, panel)
     if curate.imports:
         report["imports"] = imports.report()
     if games is not None:

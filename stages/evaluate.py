@@ -28,7 +28,7 @@ from stages.tracking import flatten, open_tracker
 
 
 def play_all(context: StageContext, jobs_by_model: Mapping[str, Sequence[Job]], settings: Settings) -> dict[str, Outcome]:
-    """Job name -> outcome of those jobs that are this process's; each finished job is a checkpoint that is not played again."""
+    """Job name -> outcome, of the jobs that this process plays. Each finished job is a checkpoint and is not played again."""
     checkpoints = Checkpoints(context, classes=(Outcome,))
     jobs: dict[str, tuple[str, Job]] = {}
     for model, of_model in jobs_by_model.items():

@@ -87,7 +87,7 @@ def test_token_values_recipe_is_a_valid_overlay() -> None:
         ("stages/reporting/keep.py", "these stages are not up to date with params.yaml, data and code:"),
         ("stages/reporting/keep.py", "nothing added"),
         ("stages/reporting/sections/cost.py", "No times yet: 'make keep' stores this run with its measurements."),
-        ("tests/browser/conftest.py", "left out: tests in a real browser"),
+        ("tests/browser/conftest.py", "skipped: tests in a real browser"),
     ],
 )
 def test_quoted_messages_occur_in_the_code(file: str, words: str) -> None:

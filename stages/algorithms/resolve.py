@@ -65,11 +65,7 @@ def _check(given: Rl, resolved: Rl, method: Composition) -> None:
 
 
 def _check_unplayed(given: Rl, slug: str) -> None:
-    """Refuse keys about playing, for a method that plays no episodes."""
-    for key, usual in {"curriculum": "difficulty", "selection": "all"}.items():
-        kind = getattr(given, key).kind
-        if kind not in (usual, "uniform"):
-            raise ParamsError(f"rl.{key}.kind: {kind} has no effect: algorithm {slug} plays no tasks; set it to {usual}")
+    """Refuse limits on playing, for a method that plays no episodes."""
     for name in ("environment_steps", "stop_at_success"):
         if getattr(given, name) is not None:
             raise ParamsError(f"rl.{name} has no effect: algorithm {slug} plays no episodes; set it to null")

@@ -1,7 +1,8 @@
 """Experiments are data: reports/claims/<slug>.yaml defines claims, the settings they compare, and when they hold.
 
-All of it is fixed before the first run: arms as overrides of params.yaml, seeds, budget, metric and threshold. Runs of one seed
-are paired: they draw the same tasks and start from the same SFT policy.
+All of it is fixed before the first run: arms as overrides of params.yaml, looks (numbers of seeds after which claims are judged),
+budget, the values that every arm is tuned over, the gate, metrics, thresholds and margins. Runs of one seed are paired: they draw
+the same tasks and start from the same SFT policy.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from pydantic import Field, ValidationError, model_validator
 
 from stages.algorithms.registry import composition
 from stages.algorithms.settings import Rl
+from stages.claims.sequential import Kind, alphas
 from stages.control.settings import OfflineQ
 from stages.designs.settings import parse_search
+from stages.evaluation.statistics import StatisticsError
 from stages.params import Params, check_domains, parse_params
 from stages.records.sections import deep_merge, params_hash
 from stages.runtime.validation import Count, ParamsError, Section, explain
@@ -25,18 +28,31 @@ from stages.runtime.validation import Count, ParamsError, Section, explain
 FOLDER = Path("reports/claims")
 OFFLINE = "guessing"
 """`environment` of experiments of lane offline_q."""
-MIN_SEEDS = 5
+LOOKS = (8, 12, 20)
+MARGIN = 0.05
+"""Default margin of metrics that are shares."""
+SHARES = frozenset(
+    {"success", "accepted", "difficulty", "pass_at_k", "solutions_differ", "win_rate", "area", "best", "found", "regret"}
+)
+"""Second components of metrics that are shares."""
 BEFORE_RL = ("seed", "domains", "model", "curate", "sft", "rollout", "annotate")
 """Sections that shape the start of rl, beside the environment's settings."""
-_TEXT = ("method", "paper", "switch")
+_TEXT = ("family", "method", "paper", "switch", "untuned", "ungated", "learnt")
 _PER_DOMAIN = ("curate", "rollout", "annotate", "rl")
 
 
 Metric = Annotated[str, Field(pattern=r"^(panel|history|report|annotate|labels|offline|designs)\.[\w.]+$")]
 
 
+def is_share(metric: str) -> bool:
+    return metric.split(".")[1] in SHARES
+
+
+Seed = Annotated[int, Field(ge=0)]
+
+
 class Claim(Section):
-    """The metric of `arm` exceeds that of `against` by at least `threshold`."""
+    """The metric of `arm` beside that of `against`; stages/claims/sequential.py judges it."""
 
     says: str
     """The claim in one sentence, for readers."""
@@ -47,14 +63,40 @@ class Claim(Section):
     `panel.distinct_at_k.<k>` (k a power of two up to evaluate.attempts, or these; different solutions in k attempts),
     `panel.solutions_differ` (chance that two successes at a task are different solutions): on the frozen panel, after training,
     of the one model evaluated on it.
-    `history.<column>.<mean|first|last>`: while training, over all steps or the first or last fifth of them. `report.<key>.<key>
-    ...`: of reports/rl/<domain>.json. `annotate.<key>.<key> ...`: of reports/annotate/<domain>.json.
-    `labels.<known|keydoor>.<key>`: of a run of lane labels (stages/claims/mcts_labels.py). `offline.<key>`: of a run of lane
-    offline_q. `designs.<key>`: of a run of lane designs (stages/claims/design_metrics.py)."""
-    threshold: float = 0.0
-    """The smallest difference that confirms the claim, in the metric's unit; below 0 for a non-inferiority margin."""
+    `history.<column>.<mean|first|last>`: while training, over all steps or the first or last fifth of them.
+    `history.steps_to_success.<percent>`: environment steps until the mean success of five training steps is that; the budget if
+    it never is. `report.<key>.<key> ...`: of reports/rl/<domain>.json. `annotate.<key>.<key> ...`: of
+    reports/annotate/<domain>.json. `labels.<known|keydoor>.<key>`: of a run of lane labels (stages/claims/mcts_labels.py).
+    `offline.<key>`: of a run of lane offline_q. `designs.<key>`: of a run of lane designs (stages/claims/design_metrics.py)."""
+    kind: Kind = "superiority"
+    """superiority: `arm` exceeds `against`, by at least `threshold`. non_inferiority: it is lower by less than `margin`, if at
+    all. equivalence: the two differ by less than `margin`."""
+    threshold: Annotated[float, Field(ge=0)] = 0.0
+    """superiority: the smallest difference worth the claim, in the metric's unit."""
+    margin: Annotated[float, Field(gt=0)]
+    """Differences within +-margin are equivalent, in the metric's unit; 0.05 if absent, for metrics that are shares."""
+    exploratory: bool = False
+    """The claim was added after a look at results: it is reproduced only by fresh seeds (`fresh_from`)."""
+    fresh_from: Seed = 0
+    """The first seed that nobody had looked at when the claim was written; earlier ones do not count."""
     checked: str | None = None
     """For a claim that was not reproduced: how the implementation was verified."""
+    world: str | None = None
+    """Whether the world here could show the effect at all, in one sentence."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_margin(cls, values: Any) -> Any:
+        metric = values.get("metric", cls.model_fields["metric"].default) if isinstance(values, dict) else None
+        if isinstance(metric, str) and "." in metric and "margin" not in values and is_share(metric):
+            return {**values, "margin": MARGIN}
+        return values
+
+    @model_validator(mode="after")
+    def _threshold_of_superiority(self) -> Claim:
+        if self.threshold and self.kind != "superiority":
+            raise ValueError(f"threshold: a claim of {self.kind} has a margin only; remove it")
+        return self
 
 
 class Budget(Section):
@@ -62,10 +104,58 @@ class Budget(Section):
     """Environment steps of each run in rl; a run ends with the training step that reaches it."""
 
 
+class Tune(Section):
+    """Every arm that trains is tried at the same values, with seeds that no claim uses; the value with the highest mean success
+    on validation tasks becomes the arm's (ties: the smallest)."""
+
+    key: Annotated[str, Field(pattern=r"^rl(\.\w+)+$")]
+    """A key of section rl, such as rl.learning_rate."""
+    values: Annotated[list[float], Field(min_length=2)]
+    seeds: Count = 1
+    """Tuning seeds: 1000, 1001 ..."""
+
+    @model_validator(mode="after")
+    def _ascending(self) -> Tune:
+        if sorted(set(self.values)) != self.values:
+            raise ValueError(f"values must ascend, each once: {self.values}")
+        return self
+
+
+Range = Annotated[list[float], Field(min_length=2, max_length=2)]
+"""The lowest and the highest value that pass."""
+
+
+class Requirement(Section):
+    """A mean over the gate's runs that must lie in a range."""
+
+    arm: str
+    metric: Metric
+    range: Range
+
+
+class Gate(Section):
+    """What must hold before further seeds are spent; an experiment that fails it decides nothing."""
+
+    baseline: str
+    """The arm whose first runs are the gate's."""
+    start: Range = Field(default_factory=lambda: [0.2, 0.6])
+    """Success of the policy that training starts from, on the panel."""
+    end: Range = Field(default_factory=lambda: [0.05, 0.95])
+    """Success of the baseline after training, on the panel: neither floor nor ceiling."""
+    runs: Annotated[int, Field(ge=2)] = 3
+    """Seeds 0 .. runs - 1."""
+    require: list[Requirement] = Field(default_factory=list)
+
+
 Lane = Literal["rl", "annotate", "labels", "offline_q", "designs"]
 
 
+Family = Literal["policy_optimisation", "credit", "value_learning", "annotation", "offline", "budget", "designs"]
+
+
 class Experiment(Section):
+    family: Family
+    """The board's index is by family."""
     method: str
     """The method's name, for people."""
     paper: str
@@ -73,7 +163,8 @@ class Experiment(Section):
     """The setting of params.yaml that selects it."""
     environment: str
     """A domain of params.yaml."""
-    seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=MIN_SEEDS)]
+    looks: list[int] = Field(default_factory=lambda: list(LOOKS))
+    """Numbers of seeds after which claims are judged. Arms of claims that are still open then get further seeds."""
     lane: Lane = "rl"
     """The kind of run. rl: the specialist is trained from a start that all seeds share, and evaluated on the panel. annotate: the
     SFT policy is evaluated on the panel with the arm's `evaluate.models`; the seed is that of all stages, SFT and trees included.
@@ -86,6 +177,14 @@ class Experiment(Section):
     do, `shared` sets rl.steps in place of a budget."""
     start: Literal["common", "own"] = "common"
     """`own`: arms may differ in stages before rl, which they compare."""
+    tune: Tune | None = None
+    untuned: str | None = None
+    """Lane rl without `tune`: why nothing is tuned."""
+    gate: Gate | None = None
+    ungated: str | None = None
+    """Lane rl without `gate`: why there is none."""
+    learnt: str | None = None
+    """What the results taught, and what would change our mind: one paragraph for the experiment's page."""
     shared: dict[str, Any] = Field(default_factory=dict)
     """Overrides for every arm: of params.yaml, or of the offline lane's settings (stages/control/settings.py)."""
     arms: Annotated[dict[str, dict[str, Any]], Field(min_length=2)]
@@ -95,8 +194,6 @@ class Experiment(Section):
 
     @model_validator(mode="after")
     def _names(self) -> Experiment:
-        if len(set(self.seeds)) != len(self.seeds):
-            raise ValueError(f"seeds lists a seed twice: {self.seeds}")
         if self.lane == "rl" and self.budget is None and "steps" not in self.shared.get("rl", {}):
             raise ValueError(
                 "budget.environment_steps is missing: it ends the runs of lane rl (for methods that play no episodes, set "
@@ -114,16 +211,66 @@ class Experiment(Section):
                 raise ValueError(f"claim {number} compares arm '{claim.arm}' with itself")
         return self
 
+    @model_validator(mode="after")
+    def _looks(self) -> Experiment:
+        try:
+            alphas(self.looks)
+        except StatisticsError as error:
+            raise ValueError(f"looks: {error}") from error
+        return self
+
+    @model_validator(mode="after")
+    def _tuned_and_gated(self) -> Experiment:
+        for name, reason in (("tune", "untuned"), ("gate", "ungated")):
+            given = [key for key in (name, reason) if getattr(self, key) is not None]
+            if self.lane == "rl" and len(given) != 1:
+                raise ValueError(f"lane rl needs {name}, or {reason} with the reason; it has {' and '.join(given) or 'neither'}")
+            if self.lane != "rl" and given:
+                raise ValueError(f"{given[0]} is for lane rl; remove it")
+        if self.gate is not None:
+            named = {self.gate.baseline, *(one.arm for one in self.gate.require)}
+            if unknown := sorted(named - set(self.arms)):
+                raise ValueError(f"gate names {unknown}; the arms are {', '.join(self.arms)}")
+            if self.gate.runs > self.looks[0]:
+                raise ValueError(f"gate.runs is {self.gate.runs}, but the first look is at {self.looks[0]} seeds")
+        return self
+
+    @property
+    def seeds(self) -> range:
+        """All seeds that claims may need."""
+        return range(self.looks[-1] + max(claim.fresh_from for claim in self.claims))
+
+    def seeded(self, seed: int) -> dict[str, Any]:
+        """The overrides that make a run one of this seed."""
+        return nested({"rl": "rl.seed", "labels": "rl.seed", "designs": "design.seed"}.get(self.lane, "seed"), seed)
+
+    def models(self, arm: str) -> list[str]:
+        """What plays the panel: `evaluate.models` of the arm or of `shared`, else the specialist (lane rl) or the SFT policy."""
+        named = [one["evaluate"]["models"] for one in (self.arms[arm], self.shared) if "models" in one.get("evaluate", {})]
+        return (named or [[f"rl@{self.environment}"] if self.lane == "rl" else ["sft"]])[0]
+
+    def trains(self, arm: str) -> bool:
+        """Whether the arm's runs train a specialist."""
+        return self.lane == "rl" and any(model.startswith("rl@") for model in self.models(arm))
+
+    def seedless(self, arm: str) -> bool:
+        """Whether all seeds give the arm one value, so that it is run once: an arm of lane rl that plays the SFT policy."""
+        return self.lane == "rl" and not self.trains(arm)
+
     @property
     def fixed(self) -> str:
         """Hash (16 hex digits) of everything fixed before the run. Free text is excluded, so claims can be reworded."""
-        values = self.model_dump(mode="json", exclude={*_TEXT, "claims"})
-        values["claims"] = [claim.model_dump(mode="json", exclude={"says", "checked"}) for claim in self.claims]
-        if self.lane == "rl":
-            del values["lane"]
-        if not self.measured:
-            del values["measured"]
-        return digest(values)
+        text = {"says", "checked", "world"}
+        values = self.model_dump(mode="json", exclude={*_TEXT, "claims"}, exclude_defaults=True)
+        claims = [claim.model_dump(mode="json", exclude=text, exclude_defaults=True) for claim in self.claims]
+        return digest({**values, "claims": claims})
+
+
+def nested(key: str, value: Any) -> dict[str, Any]:
+    """{"rl": {"seed": 1}} of "rl.seed" and 1."""
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return value
 
 
 def digest(values: Any) -> str:
@@ -168,11 +315,7 @@ def arm_values(experiment: Experiment, arm: str, params: Mapping[str, Any]) -> d
     values = _flattened({**params, "domains": [domain], "merge": {**params.get("merge", {}), "weights": {}}}, domain)
     for overrides in (experiment.shared, experiment.arms[arm]):
         values = _flattened(deep_merge(values, overrides), domain)
-    named = [
-        one["evaluate"]["models"] for one in (experiment.arms[arm], experiment.shared) if "models" in one.get("evaluate", {})
-    ]
-    default = [f"rl@{domain}"] if experiment.lane == "rl" else ["sft"]
-    values["evaluate"] = {**values.get("evaluate", {}), "models": (named or [default])[0]}
+    values["evaluate"] = {**values.get("evaluate", {}), "models": experiment.models(arm)}
     rl = values["rl"]
     if experiment.budget is None or composition(rl.get("algorithm", Rl.model_fields["algorithm"].default)).data != "episodes":
         return values
@@ -190,13 +333,14 @@ def common_values(experiment: Experiment, params: Mapping[str, Any]) -> dict[str
     return arm_values(bare, "", params)
 
 
-def run_values(experiment: Experiment, arm: str, seed: int, params: Mapping[str, Any]) -> dict[str, Any]:
-    """params.yaml of one run."""
+def run_values(
+    experiment: Experiment, arm: str, seed: int, params: Mapping[str, Any], tuned: float | None = None
+) -> dict[str, Any]:
+    """params.yaml of one run. `tuned`: the arm's value of `tune.key`; None: as its overrides have it."""
     values = arm_values(experiment, arm, params)
-    seeded = {"rl": "rl", "labels": "rl", "designs": "design"}.get(experiment.lane)
-    if seeded is None:
-        return {**values, "seed": seed}
-    return {**values, seeded: {**(values.get(seeded) or {}), "seed": seed}}
+    if tuned is not None and experiment.tune is not None:
+        values = deep_merge(values, nested(experiment.tune.key, tuned))
+    return deep_merge(values, experiment.seeded(seed))
 
 
 def start_values(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -222,7 +366,7 @@ def check_experiment(experiment: Experiment, params: Mapping[str, Any], source: 
             _check_offline(arm_values(experiment, arm, params), f"{source}: arm '{arm}'")
         return checked
     for arm in experiment.arms:
-        values = arm_values(experiment, arm, params)
+        values = run_values(experiment, arm, 0, params, experiment.tune.values[0] if experiment.tune else None)
         parse = parse_search if experiment.lane == "designs" else parse_params
         checked[arm] = parse(values, f"{source}: arm '{arm}'")
         starts[arm] = start_values(values)

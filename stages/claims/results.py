@@ -1,164 +1,110 @@
-"""reports/claims/<slug>.json: the metrics of an experiment's runs so far, and the verdicts on its claims."""
+"""reports/claims/<slug>.json: the metrics of an experiment's runs so far, its gate, what was tuned, and the verdicts on its
+claims."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from stages.claims.design_metrics import METRICS as DESIGN_METRICS
-from stages.claims.experiment import FOLDER, Claim, Experiment, digest, run_values
-from stages.claims.label_metrics import METRICS, WORLDS
-from stages.control.settings import OfflineQ
-from stages.designs.settings import parse_search
-from stages.evaluation.aggregates import claim_verdict, paired_difference
-from stages.params import parse_params
-from stages.records.episode import read_json, write_json
-
-CONFIDENCE = 0.95
-ALWAYS = ("panel.success", "panel.turns", "panel.cost", "panel.tokens")
-"""Metrics of every run, also those that no claim needs, by lane."""
-ALWAYS_LABELS = tuple(f"labels.{world}.{metric}" for world in WORLDS for metric in METRICS)
-ALWAYS_DESIGNS = tuple(f"designs.{metric}" for metric in DESIGN_METRICS)
-ALWAYS_OFFLINE = ("offline.win_rate", "offline.value_rmse", "offline.overestimation")
-DIGITS = 6
+from stages.claims.experiment import FOLDER
+from stages.claims.plan import Outcome, Run
+from stages.claims.rows import Tables
+from stages.records.episode import read_json
 
 
 def result_path(root: Path, slug: str) -> Path:
     return root / FOLDER / f"{slug}.json"
 
 
-@dataclass(frozen=True)
-class Run:
-    """One arm with one seed; `key` is a hash of its parameters and metrics."""
-
-    arm: str
-    seed: int
-    values: Mapping[str, Any]
-    key: str
-
-    @property
-    def name(self) -> str:
-        return f"{self.arm}/{self.seed}"
-
-
-def metrics_of(experiment: Experiment) -> list[str]:
-    by_lane = {"labels": ALWAYS_LABELS, "designs": ALWAYS_DESIGNS, "offline_q": ALWAYS_OFFLINE}
-    always = by_lane.get(experiment.lane, ALWAYS)
-    return sorted({*always, *experiment.measured, *(claim.metric for claim in experiment.claims)})
-
-
-def required_of(experiment: Experiment, arm: str) -> list[str]:
-    """The metrics that runs of the arm must have: ALWAYS, and those of its claims."""
-    claimed = {claim.metric for claim in experiment.claims if arm in (claim.arm, claim.against)}
-    return [metric for metric in metrics_of(experiment) if metric in ALWAYS or metric in claimed]
-
-
-def _shaping(experiment: Experiment, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that shape a run and differ from their defaults: so a new setting does not invalidate finished runs."""
-    if experiment.lane == "offline_q":
-        return OfflineQ.model_validate(values).model_dump(mode="json", exclude_defaults=True)
-    parse = parse_search if experiment.lane == "designs" else parse_params
-    shaping = parse(values, "params.yaml").model_dump(mode="json", exclude_defaults=True)
-    # Of the resources, those that change results.
-    chosen = ("device", "precision", "tokens_per_batch")
-    shaping["resources"] = {name: one for name, one in shaping.get("resources", {}).items() if name in chosen}
-    for name in ("report", "merge"):
-        shaping.pop(name, None)
-    return shaping
-
-
-def planned_runs(experiment: Experiment, params: Mapping[str, Any]) -> list[Run]:
-    """All runs, seed by seed, so that those of an interrupted experiment are paired."""
-    runs = []
-    for seed in experiment.seeds:
-        for arm in experiment.arms:
-            values = run_values(experiment, arm, seed, params)
-            runs.append(Run(arm, seed, values, digest([_shaping(experiment, values), metrics_of(experiment)])))
-    return runs
-
-
 @dataclass
 class Results:
-    """Outcomes by run name, each with its run's key."""
+    """Outcomes by run name, each with its run's key, and their tables."""
 
     outcomes: dict[str, dict[str, Any]] = field(default_factory=dict)
     starts: dict[str, float] = field(default_factory=dict)
     """Arm -> panel success of its initial policy."""
+    trials: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Tuning runs by name, each with its key and its success on validation tasks."""
+    place: tuple[Path, str] | None = None
+    """Checkout and experiment that they are stored in."""
+
+    @cached_property
+    def tables(self) -> Tables:
+        """The runs' rows and curves, read when they are first used."""
+        return Tables.load(*self.place) if self.place else Tables()
 
     @classmethod
-    def load(cls, path: Path) -> Results:
+    def load(cls, root: Path, slug: str) -> Results:
         """The stored results; empty if there are none."""
+        path = result_path(root, slug)
         if not path.exists():
             return cls()
         saved = read_json(path)
-        return cls(saved["runs"], saved["start"])
+        return cls(saved["runs"], saved["start"], saved["trials"], (root, slug))
 
-    def missing(self, runs: list[Run]) -> list[Run]:
-        """Runs that are not done, or were done with other parameters."""
-        return [run for run in runs if self.outcomes.get(run.name, {}).get("key") != run.key]
+    def value(self, run: str, metric: str) -> float | None:
+        """A run's metric: as it was measured, or computed from its tables; None if it has neither."""
+        if run not in self.outcomes:
+            return None
+        measured = self.outcomes[run]["metrics"].get(metric)
+        return self.tables.value(run, metric) if measured is None else float(measured)
 
-    def drop_others(self, runs: list[Run]) -> None:
-        """Drop the outcomes of other runs."""
-        keys = {run.name: run.key for run in runs}
-        self.outcomes = {name: one for name, one in self.outcomes.items() if keys.get(name) == one["key"]}
-
-    def reuse(self, others: Iterable[Results], runs: list[Run]) -> int:
-        """Copy missing outcomes from other experiments with equal parameters, seed and metrics; how many."""
-        known = {one["key"]: (results, name, one) for results in others for name, one in results.outcomes.items()}
-        reused = [run for run in self.missing(runs) if run.key in known]
-        for run in reused:
-            results, name, self.outcomes[run.name] = known[run.key]
-            arm = name.rpartition("/")[0]
-            if arm in results.starts:
-                self.starts[run.arm] = results.starts[arm]
-        return len(reused)
-
-    def report(self, experiment: Experiment) -> dict[str, Any]:
-        """The content of the file: claims with their verdicts (null while runs are missing), arms, runs, cost, commits."""
-        done = list(self.outcomes.values())
-        return {
-            "method": experiment.method,
-            "environment": experiment.environment,
-            "fixed": experiment.fixed,
-            "arms": experiment.arms,
-            "shared": experiment.shared,
-            "seeds": experiment.seeds,
-            "budget": experiment.budget.model_dump() if experiment.budget else None,
-            "confidence": CONFIDENCE,
-            "claims": [self.judge(experiment, claim) for claim in experiment.claims],
-            "start": dict(sorted(self.starts.items())),
-            "runs": dict(sorted(self.outcomes.items())),
-            "planned": len(experiment.arms) * len(experiment.seeds),
-            "cost": {
-                "environment_steps": sum(one["environment_steps"] for one in done),
-                "seconds": round(sum(one["seconds"] for one in done), 1),
-            },
-            "commits": sorted({one["commit"] for one in done}),
+    def add(self, run: Run, outcome: Outcome) -> None:
+        """Store what a run found."""
+        self._store(run)[run.name] = {
+            **{name: getattr(outcome, name) for name in ("metrics", "environment_steps", "seconds", "commit", "code")},
+            "key": run.key,
         }
+        if run.trial:
+            return
+        self.tables.drop_others(set(self.outcomes) - {run.name})
+        self.tables.rows |= {run.name: outcome.rows} if outcome.rows else {}
+        self.tables.curves |= {run.name: outcome.curve} if outcome.curve else {}
+        if outcome.start is not None:
+            self.starts[run.arm] = outcome.start  # the same for every seed
 
-    def judge(self, experiment: Experiment, claim: Claim) -> dict[str, Any]:
-        """A claim with its metric per seed, the paired difference with its confidence interval, and the verdict."""
-        judged: dict[str, Any] = claim.model_dump(exclude={"checked"})
-        per_seed = {
-            arm: [self.outcomes.get(f"{arm}/{seed}", {}).get("metrics", {}).get(claim.metric) for seed in experiment.seeds]
-            for arm in (claim.arm, claim.against)
-        }
-        judged["per_seed"] = per_seed
-        pairs = list(zip(per_seed[claim.arm], per_seed[claim.against], strict=True))
-        if any(None in pair for pair in pairs):
-            return {**judged, "difference": None, "low": None, "high": None, "verdict": None}
-        found = paired_difference([a for a, _ in pairs], [b for _, b in pairs], CONFIDENCE)
-        return {
-            **judged,
-            "difference": round(found.difference, DIGITS),
-            "low": round(found.low, DIGITS),
-            "high": round(found.high, DIGITS),
-            "verdict": claim_verdict(found, claim.threshold),
-        }
+    def _store(self, run: Run) -> dict[str, dict[str, Any]]:
+        return self.trials if run.trial else self.outcomes
 
-    def write(self, path: Path, experiment: Experiment) -> dict[str, Any]:
-        report = self.report(experiment)
-        write_json(path, report)
-        return report
+    def missing(self, runs: Iterable[Run]) -> list[Run]:
+        """Runs that are not done, were done with other parameters, or lack a metric that they must have."""
+        return [run for run in runs if not self._done(run)]
+
+    def _done(self, run: Run) -> bool:
+        found = self._store(run).get(run.name)
+        return found is not None and found["key"] == run.key and self._has(run, run.name)
+
+    def _has(self, run: Run, name: str) -> bool:
+        """Whether what is stored as `name` has the metrics that the run must have."""
+        return run.trial or all(self.value(name, metric) is not None for metric in run.required)
+
+    def drop_others(self, keys: Mapping[str, set[str]]) -> int:
+        """Drop outcomes whose key is not among those of the run's name; how many."""
+        kept = {name: one for name, one in self.outcomes.items() if one["key"] in keys.get(name, ())}
+        dropped, self.outcomes = len(self.outcomes) - len(kept), kept
+        self.tables.drop_others(set(kept))
+        return dropped
+
+    def reuse(self, sources: Iterable[Results], runs: Iterable[Run]) -> int:
+        """Copy missing runs from results with equal parameters, seed and metrics; how many."""
+        known = {
+            (trial, one["key"]): (results, name)
+            for results in sources
+            for trial, store in ((False, results.outcomes), (True, results.trials))
+            for name, one in store.items()
+        }
+        reused = 0
+        for run in self.missing(runs):
+            source, name = known.get((run.trial, run.key), (None, ""))
+            if source is None or not source._has(run, name):
+                continue
+            self._store(run)[run.name] = source._store(run)[name]
+            if not run.trial:
+                self.tables.copy(source.tables, name, run.name)
+                arm = name.rpartition("/")[0]
+                self.starts |= {run.arm: source.starts[arm]} if arm in source.starts else {}
+            reused += 1
+        return reused

@@ -1,9 +1,9 @@
 """Runs the arms of experiments, each in a workspace made from the committed checkout, and reads their metrics.
 
 All runs that agree in everything before rl start from one workspace, which `dvc repro` brings up to date with the checkout's DVC
-cache: the SFT policy is trained once for all arms and seeds. An interrupted run resumes from its checkpoint; the workspaces of
-finished runs are removed.
-"""
+cache: the SFT policy is trained once for all arms and seeds, and evaluated once. An interrupted run resumes from its checkpoint,
+also at a later commit if no code that bears on it has changed. A run's workspace is removed once its outcome is stored
+(`release`)."""
 
 from __future__ import annotations
 
@@ -16,18 +16,21 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from stages.claims.code import MODULES, code_of
 from stages.claims.experiment import digest, start_values
-from stages.records.episode import read_json
+from stages.claims.plan import Outcome
+from stages.claims.rows import curve_rows, steps_to_success, task_rows, window_mean
+from stages.records.episode import read_json, read_rows, write_json
 from stages.runtime.workspace import EvaluationWorkspace, RunFailedError
 
 FOLDER = Path(".bellwether/claims")
 SOURCES = ("data/base", "data/packages", "data/raw", "stages", "dvc.yaml", "params.yaml")
 """Paths of the commit that a workspace holds."""
-START = "start.json"
-"""In the workspace that runs start from: the evaluation of its SFT policy."""
+EVALUATION = Path("reports") / "evaluation.json"
 DVC = "from stages.runtime.parent import die_with_parent; die_with_parent(); from dvc.cli import main; raise SystemExit(main())"
 """DVC as a program that ends with its parent, so that a killed `make claims` leaves no process that writes into a workspace."""
 STAGES = """
@@ -40,12 +43,6 @@ for sys.argv in json.loads(sys.argv[1]):
             raise
 """
 """Stages one after another in one process, which imports torch and transformers once."""
-MODULES = {
-    "labels": "stages.claims.mcts_labels",
-    "designs": "stages.claims.design_search",
-    "offline_q": "stages.control.offline_q",
-}
-"""Lanes whose runs are one command: `python -m MODULE --settings FILE --result FILE`."""
 
 
 def git(root: Path, *arguments: str) -> str:
@@ -68,7 +65,7 @@ def _nested(values: Any, key: str) -> float:
 
 
 def _from_panel(folder: Path, domain: str, key: str) -> float:
-    (domains,) = read_json(folder / "reports" / "evaluation.json")["models"].values()
+    (domains,) = read_json(folder / EVALUATION)["models"].values()
     metrics = domains[domain]
     if key.startswith("difficulty."):
         return float(metrics["by_difficulty"][key.removeprefix("difficulty.")]["success"])
@@ -79,11 +76,13 @@ def _from_panel(folder: Path, domain: str, key: str) -> float:
 
 def _from_history(folder: Path, domain: str, key: str) -> float:
     column, _, part = key.rpartition(".")
-    with (folder / "reports" / "rl" / f"{domain}_history.csv").open(encoding="utf-8") as handle:
-        values = [float(row[column]) for row in csv.DictReader(handle) if row[column]]
-    window = max(1, len(values) // 5)
-    chosen = {"mean": values, "first": values[:window], "last": values[-window:]}[part]
-    return sum(chosen) / len(chosen)
+    reports = folder / "reports" / "rl"
+    with (reports / f"{domain}_history.csv").open(encoding="utf-8") as handle:
+        rows = list(csv.DictReader(handle))
+    if column == "steps_to_success":
+        successes, steps = ([float(row[name]) for row in rows] for name in ("success", "environment_steps"))
+        return steps_to_success(successes, steps, int(part) / 100, float(read_json(reports / f"{domain}.json")["budget"]))
+    return window_mean([float(row[column]) for row in rows if row[column]], part)
 
 
 def read_metric(name: str, folder: Path, domain: str) -> float:
@@ -95,24 +94,31 @@ def read_metric(name: str, folder: Path, domain: str) -> float:
         if kind == "history":
             return _from_history(folder, domain, key)
         return _nested(read_json(folder / "reports" / {"report": "rl"}.get(kind, kind) / f"{domain}.json"), key)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+    except (KeyError, TypeError, ValueError, ZeroDivisionError, FileNotFoundError) as error:
         raise RunFailedError(f"the run in {folder} has no metric '{name}' (not found: {error!r})") from error
 
 
 @dataclass
 class ExperimentRunner:
-    """Runs of one commit of the checkout `root`. Outcomes hold metrics, environment steps, seconds and the commit."""
+    """Runs of one lane at one commit of the checkout `root`."""
 
     root: Path
     commit: str
     threads: int = 1
     workers: int = 1
     """Processes that share the making of a start, for which runs wait; a run is one process."""
+    lane: str = "rl"
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
+    def code(self) -> str:
+        return code_of(self.root, self.lane)
+
+    @cached_property
     def folder(self) -> Path:
-        return self.root / FOLDER / self.commit[:12]
+        """The same for all commits with equal data and equal code that bears on runs."""
+        data = git(self.root, "ls-tree", self.commit, "--", *(path for path in SOURCES if path.startswith("data/")))
+        return self.root / FOLDER / digest([data, self.code])
 
     def _check_out(self, workspace: EvaluationWorkspace) -> None:
         workspace.check_out(self.root, self.commit, SOURCES)
@@ -127,9 +133,6 @@ class ExperimentRunner:
             workspace.write_settings(values)
             workspace.python(["-c", DVC, "--wait-for-lock", "repro", f"annotate@{domain}"], self.threads)
             shutil.rmtree(workspace.folder / ".dvc")
-            workspace.write_settings({**values, "evaluate": {**values["evaluate"], "models": ["sft"]}})
-            workspace.python(["-m", "stages.evaluate"], self.threads)
-            (workspace.folder / "reports" / "evaluation.json").rename(workspace.folder / START)
 
         workspace = EvaluationWorkspace(self.folder / f"start-{domain}-{digest(start_values(values))}")
         with self._lock:
@@ -137,51 +140,58 @@ class ExperimentRunner:
         return workspace
 
     def start_success(self, values: Mapping[str, Any]) -> float:
-        """Success of the SFT policy on the panel that the runs play."""
-        models = read_json(self.start(values).folder / START)["models"]
-        return float(models["sft"][values["domains"][0]]["success"]["mean"])
+        """Success of the SFT policy on the panel that the runs play; it plays once for all runs that evaluate alike."""
+        start, domain = self.start(values), values["domains"][0]
+        evaluate = {**values["evaluate"], "models": ["sft"]}
+        found = start.folder.with_name(f"{start.folder.name}-{digest(evaluate)}.json")
+        with self._lock:
+            if not found.exists():
+                workspace = EvaluationWorkspace(found.with_suffix(""))
+                workspace.create(lambda new: new.copy_of(start))
+                resources = {**values["resources"], "workers": self.workers}
+                workspace.write_settings({**values, "resources": resources, "evaluate": evaluate})
+                workspace.python(["-m", "stages.evaluate"], self.threads)
+                write_json(found, read_json(workspace.folder / EVALUATION))
+                workspace.remove()
+        return float(read_json(found)["models"]["sft"][domain]["success"]["mean"])
 
-    def _outcome(self, metrics: Mapping[str, float | None], environment_steps: int, began: float) -> dict[str, Any]:
-        seconds = round(time.monotonic() - began, 1)
-        return {
-            "metrics": {name: metrics[name] for name in sorted(metrics)},
-            "environment_steps": environment_steps,
-            "seconds": seconds,
-            "commit": self.commit,
-        }
+    def release(self, name: str) -> None:
+        """Remove what the run of this name left, whose outcome is stored."""
+        workspace = EvaluationWorkspace(self.folder / name)
+        if workspace.folder.exists():
+            workspace.remove()
 
-    def _shared_workspace(self, lane: str, common: Mapping[str, Any]) -> EvaluationWorkspace:
+    def _shared_workspace(self, common: Mapping[str, Any]) -> EvaluationWorkspace:
         """The workspace that all runs of a lane of MODULES share."""
-        if lane == "offline_q":
+        if self.lane == "offline_q":
             workspace = EvaluationWorkspace(self.folder / "offline")
             with self._lock:
                 workspace.create(self._check_out)
             return workspace
         workspace = self.start(common)
-        if lane == "designs":  # on all cores, before the first search reads it
+        if self.lane == "designs":  # on all cores, before the first search reads it
             with self._lock:
                 workspace.write_settings(common, "table.yaml")
                 workers = os.cpu_count() or 1 if common["resources"]["device"] == "cpu" else 1
-                command = ["-m", MODULES[lane], "--table", "--settings", "table.yaml", "--workers", str(workers)]
+                command = ["-m", MODULES[self.lane], "--table", "--settings", "table.yaml", "--workers", str(workers)]
                 workspace.python(command, 1)
         return workspace
 
-    def measure(
-        self, lane: str, name: str, values: Mapping[str, Any], common: Mapping[str, Any], metrics: Sequence[str]
-    ) -> dict[str, Any]:
+    def measure(self, name: str, values: Mapping[str, Any], common: Mapping[str, Any], metrics: Sequence[str]) -> Outcome:
         """One run of a lane of MODULES; `common`: params.yaml of what its runs share. Raises RunFailedError."""
-        workspace = self._shared_workspace(lane, common)
+        workspace = self._shared_workspace(common)
         began = time.monotonic()
         settings, result = f"{name}.yaml", f"{name}.result.json"
         workspace.write_settings(values, settings)
         files = ["--settings", settings, "--result", result, "--threads", str(self.threads)]
-        workspace.python(["-m", MODULES[lane], *files], self.threads)
+        workspace.python(["-m", MODULES[self.lane], *files], self.threads)
         found = read_json(workspace.folder / result)
         steps = found.pop("environment_steps")
         missing = sorted(set(metrics) - set(found))
         if missing:
             raise RunFailedError(f"{name} has no metric '{missing[0]}'; it has {', '.join(found)}")
-        return self._outcome({metric: found[metric] for metric in metrics}, steps, began)
+        seconds = round(time.monotonic() - began, 1)
+        return Outcome({metric: found[metric] for metric in metrics}, steps, seconds, self.commit, self.code)
 
     def train_and_evaluate(
         self,
@@ -190,10 +200,10 @@ class ExperimentRunner:
         metrics: Sequence[str],
         trains: bool = True,
         required: Sequence[str] | None = None,
-    ) -> dict[str, Any]:
-        """One run of lane rl, or (not `trains`) of lane annotate, which plays the SFT policy. Resumes an interrupted run of this
-        name; seconds are then those since. Metrics that are not `required` (None: all are) are None where the run lacks them.
-        Raises RunFailedError."""
+    ) -> Outcome:
+        """One run of lane rl, or (not `trains`) one that plays the SFT policy. Resumes an interrupted run of this name; seconds
+        are then those since. Metrics that are not `required` (None: all are) are None where the run lacks them. Raises
+        RunFailedError."""
         domain, workspace = values["domains"][0], EvaluationWorkspace(self.folder / name)
         start = self.start(values)
         workspace.create(lambda new: new.copy_of(start))
@@ -210,6 +220,8 @@ class ExperimentRunner:
                 if required is None or metric in required:
                     raise
                 found[metric] = None
-        outcome = self._outcome(found, read_json(report)["environment_steps"], began)
-        workspace.remove()
-        return outcome
+        return Outcome(
+            *(found, read_json(report)["environment_steps"], round(time.monotonic() - began, 1), self.commit, self.code),
+            rows=task_rows(read_rows(workspace.folder / "data" / "evaluation" / "rows.parquet")),
+            curve=curve_rows(workspace.folder / "reports" / "rl" / f"{domain}_history.csv"),
+        )

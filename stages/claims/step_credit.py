@@ -212,7 +212,7 @@ def main() -> int:
     try:
         params = load_params(root / "params.yaml").model_dump()
         experiment = load_experiment(root / FOLDER / f"{SLUG}.yaml")
-        values = {arm: run_values(experiment, arm, experiment.seeds[0], params) for arm in experiment.arms}
+        values = {arm: run_values(experiment, arm, 0, params) for arm in experiment.arms}
         runner = ExperimentRunner(root, clean_commit(root), params["resources"]["threads"])
         folder = runner.start(next(iter(values.values()))).folder
         arms = {arm: parse_params(one, f"{FOLDER}/{SLUG}.yaml: arm '{arm}'") for arm, one in values.items()}

@@ -26,15 +26,14 @@ def drop_duplicate_records(records: Sequence[RawRecord]) -> tuple[list[RawRecord
     ids: dict[str, RawRecord] = {}
     contents: dict[str, RawRecord] = {}
     for record in records:
-        content = json.dumps({key: value for key, value in record.record.items() if key != "task_id"}, sort_keys=True)
         if record.task_id in ids:
             detail = f"task_id '{record.task_id}' is already that of line {ids[record.task_id].line}"
             rejections.append(Rejection.of(record, "duplicate_id", detail))
-        elif content in contents:
-            detail = f"the same as '{contents[content].task_id}' of line {contents[content].line}"
+        elif record.content in contents:
+            detail = f"the same as '{contents[record.content].task_id}' of line {contents[record.content].line}"
             rejections.append(Rejection.of(record, "duplicate", detail))
         else:
-            ids[record.task_id] = contents[content] = record
+            ids[record.task_id] = contents[record.content] = record
             kept.append(record)
     return kept, rejections
 

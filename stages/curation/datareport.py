@@ -81,12 +81,12 @@ def data_report(
     }
 
 
-def shortages(tasks: Sequence[Task], asked: Mapping[Split, int], file: str) -> list[str]:
-    """A line for each split with fewer tasks than requested."""
+def shortages(tasks: Sequence[Task], asked: Mapping[Split, int], labels: Mapping[Split, str]) -> list[str]:
+    """A line for each split with fewer tasks than requested; `labels`: where its records come from."""
     kept = Counter(task.split for task in tasks)
     return [
-        f"{split}: only {kept[split]} of the {count} requested tasks (curate.{split}), since {file} has no more usable records; "
-        f"add some, or lower curate.{split}"
+        f"{split}: only {kept[split]} of the {count} requested tasks (curate.{split}), since {labels[split]} has no more usable "
+        f"records; add some, or lower curate.{split}"
         for split, count in asked.items()
         if kept[split] < count
     ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,10 @@ class RawRecord:
     def split(self) -> str:
         return self.record["split"]
 
+    @cached_property
+    def content(self) -> str:
+        return content(self.record)
+
 
 @dataclass(frozen=True)
 class Rejection:
@@ -54,6 +59,11 @@ class Rejection:
     @classmethod
     def of(cls, source: RawRecord, reason: str, detail: str) -> Rejection:
         return cls(reason, detail, source.file, source.line, source.task_id)
+
+
+def content(record: Mapping[str, Any]) -> str:
+    """All keys of a record but task_id, as text: equal for records of the same task."""
+    return json.dumps({key: value for key, value in record.items() if key != "task_id"}, sort_keys=True)
 
 
 def parse_line(line: bytes, domain: Domain) -> dict[str, Any]:

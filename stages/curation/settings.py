@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, field_validator
 
+from stages.records.task import Split
 from stages.runtime.validation import Count, Section, Share, watched
 
 
@@ -19,6 +20,10 @@ class Curate(Section):
     """Validation tasks."""
     test: Annotated[int, Field(ge=2)] = 200
     """Tasks of the frozen evaluation panel."""
+    # A key of its own default leaves the section's hash, which is in every demonstration, as it is.
+    seeds: Annotated[dict[Split, Annotated[int, Field(ge=0, lt=2**31)]], Field(exclude_if=lambda value: not value)] = {}
+    """Splits that the domain's recipes draw anew, and with which seed: {test: 1} is a panel of tasks that data/raw lacks, the
+    same for every `seed`."""
     expert_demonstrations: Annotated[int, Field(ge=0)] = 1
     """Per training task."""
     noisy_demonstrations: Annotated[int, Field(ge=0)] = 1

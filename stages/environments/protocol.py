@@ -174,5 +174,7 @@ class Domain(Protocol):
     #   covers these, or without this method every file below `folder`;
     # - `players() -> dict[str, float]` (name -> weight) and `player_action(player, environment, rng) -> str` (the player's next
     #   action, which may be invalid): `python -m stages.curation games` writes records of their games;
+    # - a keyword parameter `splits: Collection[Split] = SPLITS` of `recipes`, where these take long: of the records of all splits
+    #   only those of `splits`;
     # - a keyword parameter `built: Callable[[int], None] | None = None` of `build`, called with the number of records finished
     #   since the last call, for a progress bar.

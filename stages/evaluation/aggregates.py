@@ -1,22 +1,17 @@
-"""Statistics over runs: the paired difference of two settings over seeds, and those of rliable (Agarwal et al., "Deep RL at the
-edge of the statistical precipice", arXiv 2108.13264): interquartile mean, stratified bootstrap, probability of improvement.
-Scores are [R runs, T tasks].
+"""Statistics over runs as in rliable (Agarwal et al., "Deep RL at the edge of the statistical precipice", arXiv 2108.13264):
+interquartile mean, stratified bootstrap, probability of improvement. Scores are [R runs, T tasks].
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import scipy  # loads scipy.stats when it is first used: most commands of the stages never do
 
 from stages.evaluation.statistics import StatisticsError
 from stages.seeding import key64
-
-ClaimVerdict = Literal["reproduced", "not reproduced", "undecided"]
 
 
 @dataclass(frozen=True)
@@ -26,46 +21,6 @@ class Bounded:
     value: float
     low: float
     high: float
-
-
-@dataclass(frozen=True)
-class PairedDifference:
-    """Mean of a - b over `n` seeds with Student's t interval of paired samples."""
-
-    difference: float
-    low: float
-    high: float
-    n: int
-
-
-def paired_difference(a: Sequence[float], b: Sequence[float], confidence: float = 0.95) -> PairedDifference:
-    """`a[i]` and `b[i]` are of the same seed. Student's t, since a bootstrap over five seeds is far too narrow.
-
-    Equal differences give an interval of width 0. Raises StatisticsError for fewer than two seeds, unequal numbers of seeds, or
-    values that are not finite.
-    """
-    first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
-    if first.shape != second.shape or first.ndim != 1 or len(first) < 2:
-        raise StatisticsError(
-            f"a paired difference needs the same seeds on both sides, at least two: {first.size} and {second.size}"
-        )
-    differences = first - second
-    if not np.isfinite(differences).all():
-        raise StatisticsError("a paired difference needs finite values")
-    mean, n = float(differences.mean()), len(differences)
-    half = float(scipy.stats.t.ppf(0.5 + confidence / 2, n - 1) * differences.std(ddof=1) / math.sqrt(n))
-    return PairedDifference(mean, mean - half, mean + half, n)
-
-
-def claim_verdict(found: PairedDifference, threshold: float) -> ClaimVerdict:
-    """`reproduced`: the interval is above 0 and the difference at least `threshold`; for a negative threshold (non-inferiority)
-    the interval is above the threshold. `not reproduced`: the interval is below `threshold` (at most 0 for a threshold of 0).
-    `undecided`: more seeds or episodes are needed."""
-    if found.low > min(0.0, threshold) and found.difference >= threshold:
-        return "reproduced"
-    if found.high < threshold or (threshold == 0.0 and found.high <= 0.0):
-        return "not reproduced"
-    return "undecided"
 
 
 def _scores(scores: np.ndarray | Sequence[Sequence[float]]) -> np.ndarray:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from stages.claims.experiment import FOLDER, load_experiment
-from stages.reporting import board
+from stages.reporting.board.rows import rows, seeds_done
 
 SLUGS = ("annotation_uses", "step_q_search")
 """Experiments on one environment with the same number of seeds: uses of annotations in rl and in evaluation."""
@@ -22,17 +22,17 @@ CHEAPER = ("sampling", "start")
 
 def files(root: Path) -> dict[Path, str]:
     """FILE and its content: every claim with its state."""
+    found = [row for row in rows(root) if row.slug in SLUGS or (row.slug, row.claim.arm) in ARMS]
     claims = [
         {
             "checked": row.claim.checked if row.state == "not reproduced" else None,
             "difference": row.difference,
             "cheaper": row.claim.against in CHEAPER,
-            "gain": row.claim.against in WITHOUT and row.claim.threshold > 0,
+            "gain": row.claim.against in WITHOUT and row.claim.kind == "superiority",
             "says": row.claim.says,
             "state": row.state,
         }
-        for row in board.rows(root)
-        if row.slug in SLUGS or (row.slug, row.claim.arm) in ARMS
+        for row in found
     ]
     experiment = load_experiment(root / FOLDER / f"{SLUGS[0]}.yaml")
     assert experiment.budget is not None
@@ -40,6 +40,6 @@ def files(root: Path) -> dict[Path, str]:
         "claims": claims,
         "environment": experiment.environment,
         "environment_steps": experiment.budget.environment_steps,
-        "seeds": len(experiment.seeds),
+        "seeds": max((row.result["seeds"] or seeds_done(row.experiment, row.result) for row in found if row.result), default=0),
     }
     return {FILE: json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n"}

@@ -67,6 +67,8 @@ class Inputs:
     """Method -> reports/design/<method>.json."""
     uses: Mapping[str, Any] | None = None
     """reports/annotation_uses.json: the board's verdicts on uses of annotations."""
+    spread: Mapping[str, Any] | None = None
+    """reports/spread.json: results of the lifecycle over seeds."""
 
 
 def optional_json(path: Path) -> Mapping[str, Any] | None:
@@ -166,4 +168,5 @@ def load_inputs(root: Path, params: Params) -> Inputs:
         kept=read_kept(root),
         designs={path.stem: optional_json(path) or {} for path in sorted((root / "reports" / "design").glob("*.json"))},
         uses=optional_json(root / "reports" / "annotation_uses.json"),
+        spread=optional_json(root / "reports" / "spread.json"),
     )

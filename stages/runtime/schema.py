@@ -106,7 +106,7 @@ class Key:
 def _words(schema: Mapping[str, Any]) -> str:
     """The values that a JSON schema allows."""
     if "enum" in schema or "const" in schema:
-        options = [one for one in schema.get("enum", [schema.get("const")]) if one != "own"]
+        options = schema.get("enum", [schema.get("const")])
         return ", ".join(f"`{one}`" for one in options)
     if "anyOf" in schema:
         return " or ".join(dict.fromkeys(map(_words, schema["anyOf"])))
@@ -144,6 +144,8 @@ def keys(section: type[BaseModel], place: str) -> Iterator[Key]:
         fixed = not (field.is_required() or field.default_factory or isinstance(field.default, BaseModel))
         default = _shown(field.default) if fixed else ""
         values = _words(shown[name])
+        if name == getattr(section, "switch", None):
+            values = values.replace(", `own`", "")  # a method's own function, which only methods choose
         if hasattr(section, "layered_keys") and field.default is not None:
             values = values.removesuffix(" or null")  # null: the method chooses
         yield Key(name, values, default, _needs(section, field, place), docs.get(name, ""), inner)

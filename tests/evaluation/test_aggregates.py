@@ -6,56 +6,11 @@ import numpy as np
 import pytest
 
 from stages.evaluation.aggregates import (
-    PairedDifference,
-    claim_verdict,
     iqm,
-    paired_difference,
     probability_of_improvement,
     stratified_bootstrap,
 )
 from stages.evaluation.statistics import StatisticsError
-
-
-def test_paired_difference_by_hand() -> None:
-    """Differences 1, 2, 3: mean 2, standard error 1/sqrt(3), t(0.975, 2) = 4.302653: 2 -/+ 2.484139."""
-    found = paired_difference([2, 4, 6], [1, 2, 3])
-    assert found.difference == 2.0
-    assert found.n == 3
-    assert (found.low, found.high) == pytest.approx((2 - 2.484139, 2 + 2.484139), abs=1e-5)
-
-
-def test_paired_difference_cancels_seed_effects() -> None:
-    """Seeds may differ far more than the settings; equal differences give an interval of width zero."""
-    found = paired_difference([0.1, 0.5, 0.9], [0.0, 0.4, 0.8])
-    assert (found.low, found.high) == pytest.approx((0.1, 0.1))
-
-
-@pytest.mark.parametrize(("a", "b"), [([1.0], [0.0]), ([1.0, 2.0], [1.0]), ([1.0, float("nan")], [0.0, 0.0])])
-def test_unpaired_scores_are_rejected(a: list[float], b: list[float]) -> None:
-    with pytest.raises(StatisticsError, match="paired difference needs"):
-        paired_difference(a, b)
-
-
-@pytest.mark.parametrize(
-    ("difference", "low", "high", "threshold", "verdict"),
-    [
-        (0.10, 0.02, 0.18, 0.05, "reproduced"),
-        (0.10, 0.02, 0.18, 0.00, "reproduced"),
-        (0.03, 0.01, 0.06, 0.05, "undecided"),  # above zero, below the threshold
-        (0.10, -0.02, 0.22, 0.05, "undecided"),
-        (0.01, -0.02, 0.04, 0.05, "not reproduced"),
-        (-0.10, -0.18, -0.02, 0.00, "not reproduced"),
-        (0.00, 0.00, 0.00, 0.00, "not reproduced"),
-        (0.00, -0.02, 0.02, 0.00, "undecided"),
-        (-0.01, -0.04, 0.02, -0.05, "reproduced"),  # non-inferior with a margin of 0.05
-        (-0.01, -0.06, 0.04, -0.05, "undecided"),
-        (-0.10, -0.14, -0.06, -0.05, "not reproduced"),
-    ],
-)
-def test_claim_verdict_by_interval_and_threshold(
-    difference: float, low: float, high: float, threshold: float, verdict: str
-) -> None:
-    assert claim_verdict(PairedDifference(difference, low, high, 5), threshold) == verdict
 
 
 def test_interquartile_mean_by_hand() -> None:

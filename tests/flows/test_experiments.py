@@ -22,6 +22,7 @@ stages:
     cmd: python evaluate.py
     deps: [evaluate.py]
     params: [rl, evaluate, resources, per_domain]
+    outs: [data/rows.parquet]
     metrics:
       - reports/evaluation.json: {cache: false}
 """
@@ -46,6 +47,8 @@ written = {"models": models, "evaluated": params["evaluate"]["models"], "steps":
 written["identity"] = identity
 pathlib.Path("reports").mkdir(exist_ok=True)
 pathlib.Path("reports/evaluation.json").write_text(json.dumps(written))
+pathlib.Path("data").mkdir(exist_ok=True)
+pathlib.Path("data/rows.parquet").write_text(rl["algorithm"])
 pathlib.Path("runs.log").open("a").write("ran")
 """
 
@@ -67,7 +70,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_parallel_experiments_give_table_and_figure(checkout: Path) -> None:
     """Parallel runs leave the checkout unchanged, and each becomes an experiment with its own name."""
     from flows.compare import Comparison, Setting, gather_scores, plan_experiments, write
-    from flows.experiments import find, results, run_experiment
+    from flows.experiments import find, output, results, run_experiment
 
     def status() -> set[str]:
         done = subprocess.run(["git", "status", "--porcelain"], cwd=checkout, capture_output=True, text=True, check=True)
@@ -89,6 +92,9 @@ def test_parallel_experiments_give_table_and_figure(checkout: Path) -> None:
     assert found["identity"] == [name, name], "MLflow shows the run under the experiment's name"
     assert found["steps"] == {"a": 7, "b": 7}, "an override also replaces a value of a single domain"
     assert found["threads"] == 1
+    assert output(checkout, name, "data/rows.parquet") == b"grpo"
+    with pytest.raises(StageFailedError, match=r"has no data/none\.parquet in DVC's cache .* 'dvc exp remove two-grpo-0-"):
+        output(checkout, name, "data/none.parquet")
     assert find(checkout, "two-nothing") is None
     with pytest.raises(StageFailedError, match="no experiment"):
         results(checkout, "two-nothing")

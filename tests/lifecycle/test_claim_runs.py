@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,10 @@ import yaml
 from checkout import Checkout
 
 from stages.claims.experiment import Experiment, run_values
+from stages.claims.results import Results
 from stages.claims.runner import ExperimentRunner, clean_commit
+from stages.claims.session import Session
+from stages.claims.tuning import chosen_values
 from stages.runtime.workspace import RunFailedError
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
@@ -25,35 +27,44 @@ def test_claim_runs_share_their_start_and_leave_the_checkout_unchanged(tmp_path:
         subprocess.run(["git", *arguments], cwd=checkout.root, check=True)
     experiment = Experiment.model_validate(
         {
-            **{"method": "m", "paper": "p", "switch": "s", "environment": "search", "seeds": [0, 1, 2, 3, 4]},
+            **{"method": "m", "paper": "p", "switch": "s", "environment": "search", "family": "credit", "looks": [2]},
+            **{"tune": {"key": "rl.learning_rate", "values": [1e-9, 0.0001]}, "ungated": "the tiny model never succeeds"},
             "budget": {"environment_steps": 20},
-            "arms": {"rloo": {"rl": {"algorithm": "rloo"}}, "grpo": {"rl": {"algorithm": "grpo"}}},
-            "claims": [{"says": "x", "arm": "rloo", "against": "grpo"}],
+            "shared": {"curate": {"valid": 96}},  # as many as tuning takes: it has the same start
+            "arms": {"rloo": {"rl": {"algorithm": "rloo"}}, "start": {"evaluate": {"models": ["sft"]}}},
+            "claims": [{"says": "x", "arm": "rloo", "against": "start"}],
+            "measured": ["history.entropy.mean", "report.environment_steps"],
         }
     )
     params = yaml.safe_load((checkout.root / "params.yaml").read_text())
     runner = ExperimentRunner(checkout.root, clean_commit(checkout.root), workers=2)
-    metrics = ["panel.success", "history.entropy.mean", "report.environment_steps"]
-    values = run_values(experiment, "rloo", 1, params)
+    values = run_values(experiment, "rloo", 1, params, 1e-9)
     start = runner.start(values).folder
     made = (start / "data/models/sft/model.safetensors").stat().st_mtime_ns
-    assert runner.start_success(values) == 0.0, "the tiny model never succeeds"
+    alone = runner.train_and_evaluate("alone", values, ["panel.success", *experiment.measured])
+    runner.release("alone")
 
-    outcome = runner.train_and_evaluate("one", values, metrics)
-    assert outcome["metrics"]["panel.success"] == 0.0
-    assert outcome["environment_steps"] == outcome["metrics"]["report.environment_steps"] >= 20
-    assert outcome["commit"] == runner.commit
-    assert not (runner.folder / "one").exists()
-    different = run_values(experiment, "grpo", 2, params)
-    with ThreadPoolExecutor(2) as pool:  # in parallel, with the same results
-        parallel = [pool.submit(runner.train_and_evaluate, *run, metrics) for run in (("two", values), ("three", different))]
-    again, other = (run.result() for run in parallel)
-    assert again["metrics"] == outcome["metrics"]
-    assert other["metrics"]["history.entropy.mean"] != outcome["metrics"]["history.entropy.mean"]
-    assert [path.name for path in runner.folder.iterdir()] == [start.name]
+    assert Session(checkout.root, "x", experiment, params, runner, jobs=2).run() == 0
+    stored = Results.load(checkout.root, "x")
+    assert set(stored.outcomes) == {"rloo/0", "rloo/1", "start/0"}
+    assert chosen_values(experiment, stored) == {"rloo": 1e-9}, "nothing ever succeeds: the smaller one"
+    one, other, played = (stored.outcomes[name] for name in ("rloo/1", "rloo/0", "start/0"))
+    assert {name: one["metrics"][name] for name in alone.metrics} == alone.metrics, "in parallel, with the same results"
+    assert one["environment_steps"] == one["metrics"]["report.environment_steps"] >= 20
+    assert one["metrics"]["history.entropy.mean"] != other["metrics"]["history.entropy.mean"]
+    assert (one["code"], one["commit"], stored.starts["rloo"], played["metrics"]["panel.success"]) == (
+        runner.code,
+        runner.commit,
+        0.0,
+        0.0,
+    )
+    panel = [row["task_id"] for row in stored.tables.rows["start/0"]]
+    assert panel == [row["task_id"] for row in stored.tables.rows["rloo/0"]] != []
+    assert [row["step"] for row in stored.tables.curves["rloo/0"]] == list(range(1, len(stored.tables.curves["rloo/0"]) + 1))
+    assert {path.name.partition("-")[0] for path in runner.folder.iterdir()} == {"start"}, "runs leave nothing behind"
     assert (start / "data/models/sft/model.safetensors").stat().st_mtime_ns == made
     changed = subprocess.run(["git", "status", "--porcelain"], cwd=checkout.root, capture_output=True, text=True, check=True)
-    assert changed.stdout == ""
+    assert all(line[3:].startswith("reports/claims/") for line in changed.stdout.splitlines()), changed.stdout
     assert not (checkout.root / "data/curated").exists()
     assert list((checkout.root / ".dvc/cache").rglob("*")), "the start stays in the cache for the next commit"
 
@@ -64,7 +75,7 @@ def test_claim_runs_without_reinforcement_learning(tmp_path: Path, source: Path)
     identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
     for arguments in (["add", "."], [*identity, "commit", "--quiet", "-m", "start"]):
         subprocess.run(["git", *arguments], cwd=checkout.root, check=True)
-    shared = {"method": "m", "paper": "p", "switch": "s", "seeds": [0, 1, 2, 3, 4]}
+    shared = {"method": "m", "paper": "p", "switch": "s", "family": "credit"}
     choice = Experiment.model_validate(
         {
             **shared,
@@ -78,8 +89,8 @@ def test_claim_runs_without_reinforcement_learning(tmp_path: Path, source: Path)
     runner = ExperimentRunner(checkout.root, clean_commit(checkout.root))
     metrics = ["panel.success", "panel.accepted", "annotate.q_model.held_out.pairs"]
     outcome = runner.train_and_evaluate("one", run_values(choice, "q", 1, params), metrics, trains=False)
-    assert outcome["metrics"]["panel.success"] == 0.0
-    assert outcome["environment_steps"] > 0, "steps of the search trees"
+    assert outcome.metrics["panel.success"] == 0.0
+    assert outcome.environment_steps > 0, "steps of the search trees"
     assert not list(runner.folder.rglob("data/models/rl"))
 
     offline = Experiment.model_validate(
@@ -91,9 +102,8 @@ def test_claim_runs_without_reinforcement_learning(tmp_path: Path, source: Path)
         }
     )
     values = run_values(offline, "mse", 3, params)
-    first, again = (
-        runner.measure("offline_q", name, values, {}, ["offline.win_rate", "offline.value_rmse"]) for name in ("a", "b")
-    )
-    assert first["metrics"] == again["metrics"]
+    player = ExperimentRunner(checkout.root, runner.commit, lane="offline_q")
+    first, again = (player.measure(name, values, {}, ["offline.win_rate", "offline.value_rmse"]) for name in ("a", "b"))
+    assert first.metrics == again.metrics
     with pytest.raises(RunFailedError, match=r"no metric 'offline\.speed'"):
-        runner.measure("offline_q", "c", values, {}, ["offline.speed"])
+        player.measure("c", values, {}, ["offline.speed"])

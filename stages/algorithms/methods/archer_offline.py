@@ -8,7 +8,7 @@ from torch import Tensor
 from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.card import Card, Composition
 from stages.algorithms.settings import Rl
-from stages.runtime.validation import ParamsError, Positive, Section
+from stages.runtime.validation import Positive, Section
 from stages.values.settings import HeadParams
 
 CARD = Card(
@@ -41,13 +41,6 @@ def loss(logprobs: Tensor, batch: TrajectoryBatch, rl: Rl) -> Tensor:
     return -weights * logprobs
 
 
-def check(given: Rl, rl: Rl) -> None:
-    """Raise ParamsError for clip ranges of ratios, which this loss does not use."""
-    for name in ("clip_low", "clip_high"):
-        if name in given.loss.model_fields_set and rl.loss.kind == "own":
-            raise ParamsError(f"rl.loss.{name} has no effect: algorithm archer_offline weights likelihoods; set it to null")
-
-
 COMPOSITION = Composition(
     card=CARD,
     parts={
@@ -64,5 +57,4 @@ COMPOSITION = Composition(
     pieces={"loss": loss},
     settings=Settings,
     data="offline_replay",
-    check=check,
 )

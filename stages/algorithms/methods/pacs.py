@@ -175,7 +175,6 @@ def check(given: Rl, resolved: Rl) -> None:
     if resolved.group_size < 2:
         raise ParamsError("rl.algorithm pacs compares the episodes of a group; rl.group_size must be at least 2")
     ignored = {
-        **{f"loss.{key}": key in given.loss.model_fields_set for key in ("clip_low", "clip_high")},
         "advantage.whiten": resolved.advantage.whiten,
         "advantage.clip": resolved.advantage.clip is not None,
         "reward.kl_coef": resolved.reward.kl_coef > 0,

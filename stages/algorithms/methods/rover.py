@@ -91,9 +91,6 @@ def check(given: Rl, resolved: Rl) -> None:
             f"rl.algorithm rover consists of a loss, which rl.loss.kind {resolved.loss.kind} would replace; set it to null, or "
             f"choose another algorithm"
         )
-    for key in ("clip_low", "clip_high"):
-        if key in given.loss.model_fields_set:
-            raise ParamsError(f"rl.loss.{key} has no effect: algorithm rover fits values without clipping; set it to null")
     if settings.form == "relative" and resolved.epochs * resolved.minibatches == 1:
         remedy = (
             "set rl.minibatches to null, which is 4" if "minibatches" in given.model_fields_set else "raise rl.tasks_per_step"

@@ -29,9 +29,9 @@ class Loss(Part):
     kind: Literal["policy_gradient", "importance", "ppo_clip", "gspo", "cispo", "own"] = "policy_gradient"
     """policy_gradient: REINFORCE; importance: with unclipped importance ratios; ppo_clip: PPO; gspo: PPO with one ratio per
     episode; cispo: clipped ratios as weights of REINFORCE."""
-    clip_low: Annotated[float, Field(gt=0.0, le=1.0), AppliesTo("kind", "ppo_clip", "gspo", "cispo", "own")] = 0.2
+    clip_low: Annotated[float, Field(gt=0.0, le=1.0), AppliesTo("kind", "ppo_clip", "gspo", "cispo")] = 0.2
     """Importance ratios are clipped from below at 1 - clip_low."""
-    clip_high: Annotated[float, Field(gt=0.0, le=10.0), AppliesTo("kind", "ppo_clip", "gspo", "cispo", "own")] = 0.2
+    clip_high: Annotated[float, Field(gt=0.0, le=10.0), AppliesTo("kind", "ppo_clip", "gspo", "cispo")] = 0.2
     """Importance ratios are clipped from above at 1 + clip_high."""
     dual_clip: Annotated[Annotated[float, Field(gt=1.0)] | None, AppliesTo("kind", "ppo_clip")] = None
     """ppo_clip: the loss of a token with A < 0 is at most dual_clip * |A|."""

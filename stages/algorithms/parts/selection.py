@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import model_validator
 
+from stages.algorithms.parts.part import AppliesTo, Part
 from stages.runtime.validation import NonNegative, Section, Share
 
 
@@ -26,16 +27,18 @@ class Histogram(Section):
         return self
 
 
-class Selection(Section):
+class Selection(Part):
     """Which training tasks RL may use."""
+
+    data = ("episodes",)
 
     kind: Literal["all", "model_aware"] = "all"
     """`model_aware`: only tasks that the SFT policy solved sometimes in rollout, weighted by `target`."""
-    easy_min: Share = 0.75
+    easy_min: Annotated[Share, AppliesTo("kind", "model_aware")] = 0.75
     """Success rate from which a task is easy."""
-    hard_max: Share = 0.25
+    hard_max: Annotated[Share, AppliesTo("kind", "model_aware")] = 0.25
     """Success rate up to which a task is hard."""
-    target: Histogram = Histogram()
+    target: Annotated[Histogram, AppliesTo("kind", "model_aware")] = Histogram()
 
     @model_validator(mode="after")
     def _order(self) -> Selection:

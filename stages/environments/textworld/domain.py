@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stages.environments.textworld.settings import Level, Recipe, TextWorldSettings, parse_recipe
-from stages.records.task import Split, Task
+from stages.records.task import SPLITS, Split, Task
 from stages.runtime.workers import worker_pool
 from stages.seeding import key64
 
@@ -32,8 +32,9 @@ class TextWorldDomain:
         self.settings = settings
         self._stories: Stories | None = None
 
-    def recipes(self, count: int, seed: int) -> Iterator[dict[str, Any]]:
-        """Raw records; every prefix keeps the proportions of the splits, and a game belongs to one split."""
+    def recipes(self, count: int, seed: int, splits: Collection[Split] = SPLITS) -> Iterator[dict[str, Any]]:
+        """Those of `count` raw records that are of `splits`. Every prefix of all keeps the proportions of the splits, and a game
+        belongs to one."""
         made = dict.fromkeys(SHARES, 0)
         games = dict.fromkeys(SHARES, 0)
         levels, goals = self.settings.levels, self.settings.goals
@@ -44,14 +45,18 @@ class TextWorldDomain:
             level = levels[index % len(levels)]
             goal = goals[index // len(levels) % len(goals)]
             values = {"split": split, **level.model_dump(), "goal": goal, "instructions": self.settings.instructions}
-            for record in self._game_records(values, f"textworld-{split}-{index:04d}", seed):
-                if sum(made.values()) < count:
-                    made[split] += 1
-                    yield record
+            tasks = min(self._tasks(level.rooms), count - sum(made.values()))
+            made[split] += tasks
+            if split in splits:
+                yield from self._game_records(values, f"textworld-{split}-{index:04d}", seed)[:tasks]
+
+    def _tasks(self, rooms: int) -> int:
+        """Tasks of one game."""
+        return 1 if self.settings.instructions == "full" else min(self.settings.starts, rooms)
 
     def _game_records(self, values: Mapping[str, Any], name: str, seed: int) -> list[dict[str, Any]]:
         """The tasks of one game, from the first of a sequence of seeds whose game has enough useful starts."""
-        wanted = 1 if self.settings.instructions == "full" else min(self.settings.starts, values["rooms"])
+        wanted = self._tasks(values["rooms"])
         for attempt in range(1000):
             record = {**values, "seed": key64("textworld", seed, name, attempt) % 2**31}
             starts = _useful_starts(Recipe(task_id=name, start=0, **record), self.settings)[:wanted]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stages.reporting import spread
 from stages.reporting.blocks import Block, Drawing, Figures, Section, Table, Text, draw, number, slug
 from stages.reporting.figures.curves import has_column, rl_panel
 from stages.reporting.figures.outcome import by_difficulty, differences, journey_lines, success_bars
@@ -162,6 +163,21 @@ def learning_curve(inputs: Inputs) -> Drawing | None:
     return draw("rl-success", caption, rl_panel, histories, inputs.params.domains, "success", title)
 
 
+def spread_blocks(inputs: Inputs) -> list[Block]:
+    """Success of each model over seeds of the lifecycle, on fresh panels, or how to measure it; [] without the file."""
+    found = inputs.spread
+    if not found:
+        return []
+    if not found["seeds"]:
+        return [Text(spread.NOT_MEASURED.replace("`", ""), tone="note")]
+    header, rows = spread.table(found)
+    title = f"The lifecycle with {len(found['seeds'])} seeds, on fresh panels"
+    return [
+        Table(title, header, rows, text_columns=2, left=(5,), grouped=True),
+        Text(spread.about(found).replace("`", ""), tone="fine"),
+    ]
+
+
 def outcome_section(inputs: Inputs) -> Section:
     domains, every = evaluated_domains(inputs), inputs.params.domains
     confidence = confidence_of(inputs)
@@ -187,7 +203,7 @@ def outcome_section(inputs: Inputs) -> Section:
     legend = [(domain_colour(every.index(domain)), domain) for domain in domains]
     compared = [item for item in inputs.evaluation["comparisons"] if item["domain"] in domains]
     blocks: list[Block] = [Figures(top, legend), Figures(bars), results_table(inputs), panels_text(inputs)]
-    blocks.append(numbers_table(inputs))
+    blocks += [*spread_blocks(inputs), numbers_table(inputs)]
     if compared:
         caption = "Paired differences, first model minus second. Filled marks: the interval excludes zero."
         blocks.insert(2, Figures([draw("differences", caption, differences, compared, every)]))

@@ -1,0 +1,40 @@
+"""The code that bears on a run, as a hash: results name it, so that a page can say which verdicts are of older code."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from pathlib import Path
+
+import yaml
+
+from stages.runtime import deps
+
+STAGES = ("curate", "sft", "rollout", "annotate", "rl", "evaluate")
+"""The stages that runs consist of; their code is listed in dvc.yaml."""
+MODULES = {
+    "labels": "stages.claims.mcts_labels",
+    "designs": "stages.claims.design_search",
+    "offline_q": "stages.control.offline_q",
+}
+"""Lanes whose runs are one command: `python -m MODULE --settings FILE --result FILE`."""
+
+
+def _files(path: Path) -> list[Path]:
+    found = [path] if path.is_file() else sorted(path.rglob("*"))
+    return [file for file in found if file.is_file() and "__pycache__" not in file.parts]
+
+
+@cache
+def code_of(root: Path, lane: str) -> str:
+    """16 hex digits of the code in the checkout `root` that bears on runs of the lane."""
+    listed: set[Path] = set()
+    if lane != "offline_q":
+        stages = yaml.safe_load((root / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
+        listed = {Path(path) for stage in STAGES if stage in stages for path in deps.listed(stages, stage)[1]}
+    if lane in MODULES:
+        listed |= set(deps.code(MODULES[lane].removeprefix("stages.").replace(".", "/")))
+    digest = hashlib.sha256()
+    for file in sorted({file for path in listed for file in _files(root / path)}):
+        digest.update(f"{file.relative_to(root).as_posix()}\n".encode() + file.read_bytes())
+    return digest.hexdigest()[:16]

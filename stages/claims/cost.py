@@ -1,0 +1,122 @@
+"""What an experiment will still cost, estimated before it starts: runs, environment steps and minutes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import sqrt
+from statistics import fmean, median, stdev
+from typing import Any
+
+from stages.claims.experiment import Claim, Experiment
+from stages.claims.judging import counted_runs, is_open, looks_of
+from stages.claims.results import Results
+from stages.claims.sequential import forecast
+from stages.claims.tuning import trial_runs
+
+SIMULATIONS = 100
+"""Of a forecast of a claim's seeds: about +-0.6 seeds."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """`runs` are expected, `most` if no comparison is decided before the last look. `seconds`: of all runs one after another,
+    None if no run was timed before. `trials`: tuning runs, in `runs` and `most` too."""
+
+    trials: int
+    runs: int
+    most: int
+    environment_steps: int
+    seconds: float | None
+    still_open: int
+
+    def line(self, experiment: Experiment, jobs: int) -> str:
+        """For people, with `jobs` runs at a time."""
+        if not self.most:
+            return f"nothing to run; {len(experiment.claims)} claims, {self.still_open} open"
+        tuning = f" ({self.trials} of them tuning)" if self.trials else ""
+        steps = f", {self.environment_steps:,} environment steps" if self.environment_steps else ""
+        time = "time unknown" if self.seconds is None else f"about {self.seconds / 60 / jobs:.0f} minutes, {jobs} at a time"
+        counted = f"{len(experiment.claims)} claims, {self.still_open} open"
+        return f"about {self.runs} runs{tuning}, at most {self.most}{steps}, {time}; {counted}"
+
+
+@cache
+def _expected_seeds(sd: float, margin: float, looks: tuple[int, ...]) -> float:
+    return forecast(sd, margin, looks, simulations=SIMULATIONS).seeds
+
+
+def spread(experiment: Experiment, results: Results, claim: Claim) -> float | None:
+    """Standard deviation of the claim's paired differences over the seeds so far; None for fewer than three."""
+    arms = [arm for arm in (claim.arm, claim.against) if not experiment.seedless(arm)]
+    runs = [counted_runs(experiment, results, claim, arm) for arm in arms]
+    values = [[results.value(run, claim.metric) or 0.0 for run in of] for of in runs]
+    differences = [of[0] - of[-1] if len(of) > 1 else of[0] for of in zip(*values, strict=False)]
+    return stdev(differences) if len(differences) > 2 else None
+
+
+def usual_spread(metric: str, sources: Iterable[Results]) -> float | None:
+    """Standard deviation of the difference of two arms' runs, from the median over arms of that of their runs; None without any
+    arm of three runs with the metric."""
+    found = []
+    for results in sources:
+        by_arm: dict[str, list[float]] = {}
+        for name, outcome in results.outcomes.items():
+            if (value := outcome["metrics"].get(metric)) is not None:
+                by_arm.setdefault(name.rpartition("/")[0], []).append(value)
+        found += [stdev(values) for values in by_arm.values() if len(values) > 2]
+    return sqrt(2) * median(found) if found else None
+
+
+def _seeds(experiment: Experiment, results: Results, others: Iterable[Results], claim: Claim) -> float:
+    """Expected number of seeds until the claim is decided if there is no difference; that of the looks taken if it is decided."""
+    looks = looks_of(experiment, results, claim)
+    if not is_open(experiment, looks):
+        return looks[-1].seeds
+    sources = (spread(experiment, results, claim), usual_spread(claim.metric, [results]), usual_spread(claim.metric, others))
+    sd = next((one for one in sources if one is not None), None)
+    if sd is None:
+        return experiment.looks[-1]
+    done = looks[-1].seeds if looks else 0
+    left = next(seeds for seeds in experiment.looks if seeds > done)
+    return max(left, _expected_seeds(round(sd, 3), claim.margin, tuple(experiment.looks)))
+
+
+def _seconds(experiment: Experiment, results: Results, others: Iterable[Results]) -> float | None:
+    """Mean duration of a run: of this experiment's; or of all others', by their environment steps if it has a budget."""
+    own = [one["seconds"] for one in (*results.outcomes.values(), *results.trials.values())]
+    if own:
+        return fmean(own)
+    timed = [one for results in others for one in results.outcomes.values()]
+    if experiment.budget is None:
+        return fmean(one["seconds"] for one in timed) if timed else None
+    timed = [one for one in timed if one["environment_steps"]]
+    steps = sum(one["environment_steps"] for one in timed)
+    return experiment.budget.environment_steps * sum(one["seconds"] for one in timed) / steps if steps else None
+
+
+def cost_of(experiment: Experiment, params: Mapping[str, Any], results: Results, others: Sequence[Results]) -> Cost:
+    """`results`: without outdated runs. `others`: results of the other experiments."""
+    trials = len({run.key for run in results.missing(trial_runs(experiment, params))})
+    expected = dict.fromkeys(experiment.arms, float(experiment.looks[0]))
+    most = dict(expected)
+    still_open = 0
+    for claim in experiment.claims:
+        seeds, last = _seeds(experiment, results, others, claim), experiment.looks[-1]
+        undecided = is_open(experiment, looks_of(experiment, results, claim))
+        still_open += undecided
+        for arm in (claim.arm, claim.against):
+            expected[arm] = max(expected[arm], claim.fresh_from + seeds)
+            most[arm] = max(most[arm], claim.fresh_from + (last if undecided else seeds))
+    runs, limit = (sum(_missing(experiment, results, arm, seeds[arm]) for arm in seeds) for seeds in (expected, most))
+    runs, limit = round(runs) + trials, round(limit) + trials
+    steps = runs * experiment.budget.environment_steps if experiment.budget else 0
+    mean = _seconds(experiment, results, others)
+    return Cost(trials, runs, limit, steps, None if mean is None else runs * mean, still_open)
+
+
+def _missing(experiment: Experiment, results: Results, arm: str, seeds: float) -> float:
+    """How many runs the arm lacks of so many."""
+    done = sum(name.rpartition("/")[0] == arm for name in results.outcomes)
+    return max(0.0, (1 if experiment.seedless(arm) else seeds) - done)

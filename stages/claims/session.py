@@ -1,0 +1,195 @@
+"""Runs what is missing of an experiment: the gate's start, the tuning runs, the gate's runs, and then seeds up to look after
+look, as long as a comparison is open. Every finished run is written before the next one, so that a session that was killed goes
+on."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from stages.claims.code import MODULES
+from stages.claims.experiment import Experiment, common_values, run_values, slugs
+from stages.claims.gates import judge_gate
+from stages.claims.judging import is_open, looks_of, write
+from stages.claims.plan import Outcome, Run, metrics_of, planned_runs
+from stages.claims.results import Results
+from stages.claims.runner import ExperimentRunner
+from stages.claims.tuning import chosen_values, trial_runs
+from stages.runtime.workspace import RunFailedError
+
+
+def outcomes(runs: list[Run], play: Callable[[Run], Outcome], jobs: int) -> Iterator[tuple[Run, Outcome | Exception]]:
+    """Each run with its outcome or error, as they finish."""
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        waiting = {pool.submit(play, run): run for run in runs}
+        for future in as_completed(waiting):
+            error = future.exception()
+            if error is not None and not isinstance(error, (RunFailedError, OSError)):
+                raise error
+            yield waiting[future], error if isinstance(error, Exception) else future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)  # after Ctrl-C too, which has ended the runs in progress: start no others
+
+
+def current_keys(experiment: Experiment, params: dict[str, Any], results: Results) -> dict[str, set[str]]:
+    """The keys that the stored runs may have, by name: of an arm that is not tuned yet, those of all its values."""
+    tuned, keys = chosen_values(experiment, results), {}
+    names = [name.rpartition("/") for name in results.outcomes]
+    arms = [arm for arm in experiment.arms if any(arm == name[0] for name in names)]
+    seeds = sorted({int(seed) for _, _, seed in names} & set(experiment.seeds))
+    for value in experiment.tune.values if experiment.tune else (None,):
+        settings = {arm: tuned.get(arm, value) for arm in arms if experiment.trains(arm) and value is not None}
+        for run in planned_runs(experiment, params, settings, seeds, arms):
+            keys.setdefault(run.name, set()).add(run.key)
+    return keys
+
+
+def drop_outdated(experiment: Experiment, params: dict[str, Any], results: Results) -> int:
+    """Drop runs and trials that were made with other parameters; how many."""
+    trials = {trial.name: trial.key for trial in trial_runs(experiment, params)} if results.trials else {}
+    kept = {name: one for name, one in results.trials.items() if trials.get(name) == one["key"]}
+    dropped, results.trials = len(results.trials) - len(kept), kept
+    return dropped + results.drop_others(current_keys(experiment, params, results))
+
+
+@dataclass
+class Session:
+    """One experiment being brought up to date; `failed` counts runs that failed."""
+
+    root: Path
+    slug: str
+    experiment: Experiment
+    params: dict[str, Any]
+    runner: ExperimentRunner
+    jobs: int
+    results: Results = field(default_factory=Results)
+    failed: int = 0
+
+    @cached_property
+    def others(self) -> list[Results]:
+        """Results of the other experiments, whose runs may be equal."""
+        return [Results.load(self.root, other) for other in slugs(self.root) if other != self.slug]
+
+    def say(self, text: str) -> None:
+        print(f"claim: {self.slug}: {text}", flush=True)
+
+    def save(self) -> dict[str, Any]:
+        return write(self.root, self.slug, self.experiment, self.results)
+
+    def run(self) -> int:
+        """Do all that is missing and judge the claims; the number of failed runs."""
+        self.results = Results.load(self.root, self.slug)
+        self._drop_outdated()
+        self._steps()
+        for claim in self.save()["claims"]:
+            numbers = (claim["difference"], claim["low"], claim["high"])
+            difference = "" if None in numbers else " ({:+.4g}, {:+.4g} to {:+.4g})".format(*numbers)
+            self.say(f"{claim['says']} {claim['verdict'] or 'not finished'}{difference}")
+        return self.failed
+
+    def _drop_outdated(self) -> None:
+        if dropped := drop_outdated(self.experiment, self.params, self.results):
+            self.say(f"{dropped} runs of other settings dropped")
+
+    def _steps(self) -> None:
+        """Gate, tuning and looks, in the order in which they may end the experiment."""
+        if not self._start_passes():
+            return
+        if self._play(trial_runs(self.experiment, self.params)):
+            self._drop_outdated()  # what was made with values that were not chosen
+        if gate := self.experiment.gate:
+            arms = {gate.baseline, *(one.arm for one in gate.require)}
+            if self.failed or not self._play(self._planned({arm: set(range(gate.runs)) for arm in arms})):
+                return
+        for seeds in self.experiment.looks:
+            if self.failed or not self._gate_passes() or not self._look(seeds):
+                return
+
+    def _start_passes(self) -> bool:
+        """Whether the start is within the gate's range; it is measured if it is not known."""
+        gate = self.experiment.gate
+        if gate and gate.baseline not in self.results.starts:
+            values = run_values(self.experiment, gate.baseline, 0, self.params)
+            self.results.starts[gate.baseline] = self.runner.start_success(values)
+            self.save()
+        return self._gate_passes()
+
+    def _gate_passes(self) -> bool:
+        found = judge_gate(self.experiment, self.results)
+        if found and not found["passed"]:
+            self.say(f"gate failed: {found['why']}")
+        return not found or found["passed"]
+
+    def _look(self, seeds: int) -> bool:
+        """Run what the look at this number of seeds lacks; whether any claim is open."""
+        experiment = self.experiment
+        needed = {arm: set(range(seeds)) for arm in unclaimed_arms(experiment)} if seeds == experiment.looks[0] else {}
+        still = [claim for claim in experiment.claims if is_open(experiment, looks_of(experiment, self.results, claim))]
+        for claim in still:
+            for arm in (claim.arm, claim.against):
+                needed.setdefault(arm, set()).update(range(claim.fresh_from, claim.fresh_from + seeds))
+        self._play(self._planned(needed))
+        decided = [looks_of(experiment, self.results, claim) for claim in still]
+        remaining = sum(is_open(experiment, looks) for looks in decided)
+        if still and not self.failed:
+            self.say(f"look at {seeds} of {experiment.looks[-1]} seeds: {remaining} of {len(experiment.claims)} comparisons open")
+        return remaining > 0
+
+    def _planned(self, needed: Mapping[str, set[int]]) -> list[Run]:
+        """The runs of these arms with these seeds, with the arms' tuned values."""
+        last = max((seed for seeds in needed.values() for seed in seeds), default=-1)
+        arms = [arm for arm in self.experiment.arms if arm in needed]
+        runs = planned_runs(self.experiment, self.params, chosen_values(self.experiment, self.results), range(last + 1), arms)
+        return [run for run in runs if run.seed in needed[run.arm] or self.experiment.seedless(run.arm)]
+
+    def _play(self, runs: list[Run]) -> bool:
+        """Do those of the runs that are missing; whether all succeeded."""
+        if reused := self.results.reuse([self.results, *self.others], runs):
+            self.say(f"{reused} runs reused")
+            self.save()
+        missing = {run.key: run for run in reversed(self.results.missing(runs))}  # equal ones once
+        if missing:
+            self.say(f"{len(missing)} runs to do, {self.jobs} at a time")
+        left = len(missing)
+        for run, outcome in outcomes(list(reversed(missing.values())), self._play_one, self.jobs):
+            left -= 1
+            if isinstance(outcome, Exception):
+                self.failed += 1
+                print(f"claim: {self.slug}: {run.name} failed: {outcome}", file=sys.stderr, flush=True)
+                continue
+            self.results.add(run, outcome)
+            self.save()
+            self.runner.release(self._name(run))
+            shown = ", ".join(f"{name} {'–' if value is None else f'{value:.4g}'}" for name, value in outcome.metrics.items())
+            self.say(f"{run.name}: {shown}; {outcome.seconds:.0f} s, {left} runs left")
+        if self.results.reuse([self.results], runs):
+            self.save()
+        return not self.failed
+
+    def _name(self, run: Run) -> str:
+        """Of the run's workspace: two experiments' equal runs are one."""
+        return f"run-{run.key}"
+
+    def _play_one(self, run: Run) -> Outcome:
+        experiment, runner, values = self.experiment, self.runner, dict(run.values)
+        if experiment.lane != "offline_q":
+            values["resources"] = {**values["resources"], "workers": 1, "threads": runner.threads}
+        metrics = list(run.required) if run.trial else metrics_of(experiment)
+        if experiment.lane in MODULES:
+            return runner.measure(self._name(run), values, common_values(experiment, self.params), metrics)
+        trains = run.trial or experiment.trains(run.arm)
+        start = runner.start_success(values) if experiment.lane == "rl" and not run.trial else None
+        outcome = runner.train_and_evaluate(self._name(run), values, metrics, trains, run.required)
+        return replace(outcome, start=start)
+
+
+def unclaimed_arms(experiment: Experiment) -> list[str]:
+    """Arms that no claim names, which are measured beside the others at the first look."""
+    claimed = {arm for claim in experiment.claims for arm in (claim.arm, claim.against)}
+    return [arm for arm in experiment.arms if arm not in claimed]

@@ -1,0 +1,61 @@
+"""Every arm's own settings, chosen on validation tasks: each is tried at the same values with seeds that no claim uses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stages.claims.experiment import Experiment, digest, run_values
+from stages.claims.plan import Run, shaping
+from stages.claims.results import Results
+from stages.curation.settings import Curate
+from stages.records.sections import deep_merge
+
+FIRST_SEED = 1000
+VALID = 96
+"""Least number of validation tasks."""
+SEEDS = {"valid": 1}
+"""The tasks are drawn anew: not every file in data/raw has so many."""
+METRIC = "panel.success"
+
+
+def _on_validation_tasks(values: dict[str, Any]) -> dict[str, Any]:
+    curate = values["curate"]
+    overrides: dict[str, Any] = {"evaluate": {"split": "valid"}}
+    if curate.get("valid", Curate.model_fields["valid"].default) < VALID:
+        overrides["curate"] = {"valid": VALID, "seeds": {**SEEDS, **curate.get("seeds", {})}}
+    return deep_merge(values, overrides)
+
+
+def trial_runs(experiment: Experiment, params: Mapping[str, Any]) -> list[Run]:
+    """All tuning runs, named `<arm>/<value>/<seed>`; [] if nothing is tuned."""
+    tune, runs = experiment.tune, []
+    for seed in range(FIRST_SEED, FIRST_SEED + tune.seeds) if tune else ():
+        for arm in filter(experiment.trains, experiment.arms):
+            for value in tune.values:
+                values = _on_validation_tasks(run_values(experiment, arm, seed, params, value))
+                runs.append(Run(f"{arm}/{value!r}", seed, values, digest(shaping(experiment, values)), (METRIC,), trial=True))
+    return runs
+
+
+def tried_values(experiment: Experiment, results: Results) -> dict[str, dict[str, list[float]]]:
+    """Arm -> value -> success on validation tasks, per tuning seed done."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for arm in experiment.arms if experiment.tune else ():
+        for value in experiment.tune.values if experiment.tune else ():
+            names = [f"{arm}/{value!r}/{FIRST_SEED + index}" for index in range(experiment.tune.seeds)]
+            done = [results.trials[name]["metrics"][METRIC] for name in names if name in results.trials]
+            if done:
+                found.setdefault(arm, {})[repr(value)] = done
+    return found
+
+
+def chosen_values(experiment: Experiment, results: Results) -> dict[str, float]:
+    """Arm -> its value of `tune.key`: the best mean success, the smallest of equal ones; arms whose trials are not all done
+    lack."""
+    chosen, tune = {}, experiment.tune
+    for arm, tried in tried_values(experiment, results).items():
+        assert tune is not None
+        if len(tried) == len(tune.values) and all(len(done) == tune.seeds for done in tried.values()):
+            chosen[arm] = float(max(tried, key=lambda value: (sum(tried[value]), -float(value))))
+    return chosen

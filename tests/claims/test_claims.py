@@ -35,7 +35,11 @@ from stages.claims.session import drop_outdated
 from stages.evaluation.panels import EVALUATION_SCHEMA
 from stages.params import ROOT
 from stages.records.episode import write_table
-from stages.reporting import board
+from stages.reporting.board.experiment_page import LANES, page_of
+from stages.reporting.board.index import PAGE
+from stages.reporting.board.pages import pages as board_pages
+from stages.reporting.board.rows import OUTDATED
+from stages.reporting.board.rows import rows as board_rows
 from stages.runtime.validation import ParamsError
 from stages.runtime.workspace import EvaluationWorkspace, RunFailedError
 
@@ -70,6 +74,7 @@ def write(root: Path, slug: str = "rloo", **changes: Any) -> Experiment:
     path = root / FOLDER / f"{slug}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump({**SPEC, **changes}, sort_keys=False), encoding="utf-8")
+    (root / "dvc.yaml").write_text("stages: {}\n", encoding="utf-8")  # no code bears on the runs
     return load_experiment(path)
 
 
@@ -285,7 +290,7 @@ def test_measured_metrics_are_kept_and_shown(tmp_path: Path) -> None:
     for run in runs:
         results.add(run, outcome(0.5, **{"panel.pass_at_k.1": 0.2 + 0.1 * run.seed, "panel.turns": 3.0}))
     write_results(tmp_path, "rloo", one, results)
-    text = board.pages(tmp_path)[board.page_of("rloo")]
+    text = board_pages(tmp_path)[page_of("rloo")]
     assert "| arm | `panel.pass_at_k.1` | `panel.turns` |" in text
     assert "| `grpo` | 40.0 % | 3 |" in text
 
@@ -302,7 +307,7 @@ def test_metric_missing_in_an_arm_is_a_dash_unless_claimed(tmp_path: Path) -> No
     for run in runs:
         results.add(run, outcome(0.5, **{values: None if run.arm == "c" else 0.75}))
     write_results(tmp_path, "rloo", one, results)
-    text = board.pages(tmp_path)[board.page_of("rloo")]
+    text = board_pages(tmp_path)[page_of("rloo")]
     assert "| `c` | – |" in text
     assert "| `b` | 0.75 |" in text
 
@@ -410,43 +415,52 @@ def save_outcomes(root: Path, rloo: list[float], grpo: list[float], **changes: A
 def test_board_pages_are_made_from_the_result_files(tmp_path: Path) -> None:
     save_outcomes(tmp_path, RLOO, GRPO)
     write(tmp_path, "zzz", method="Other")
-    pages = board.pages(tmp_path)
-    index, page = pages[board.PAGE], pages[board.page_of("rloo")]
-    assert "| [RLOO](rloo.md) | arXiv 2402.14740 | `rl.algorithm: rloo` | 1 reproduced |" in index
-    assert "| [Other](zzz.md) | arXiv 2402.14740 | `rl.algorithm: rloo` | 1 not run yet |" in index
-    assert "| RLOO is better than GRPO. | **reproduced** | +12.0 points (+6.4 to +17.6) |" in page
-    assert "| not run yet | – |" in pages[board.page_of("zzz")]
+    pages = board_pages(tmp_path)
+    index, page = pages[PAGE], pages[page_of("rloo")]
+    reproduced = "RLOO is better than GRPO. | **reproduced** | better | +12.0 points (+6.4 to +17.6) |"
+    assert f"| {reproduced} 5 | 0.004 | **0.004** |" in index
+    assert "| **[RLOO](rloo.md)** (search; 10k environment steps, 20 s) |" in index
+    assert "| **[Other](zzz.md)** (search; not run yet) |" in index
+    assert "keeps **1 of 1** differences" in index
+    assert "| Policy optimisation | 1 | 0 | 0 | 0 | 1 | 2 |" in index
+    assert f"| 1 | {reproduced} at least +2.0, margin 5.0 | 5 | 0.004 | **0.004** |" in page
+    assert "| 1 | RLOO is better than GRPO. | not judged yet | – | – |" in pages[page_of("zzz")]
+    assert "This experiment is not run yet." in pages[page_of("zzz")]
     assert "`rloo`: 50.0, 60.0, 70.0, 80.0, 90.0 | `grpo`: 40.0, 50.0, 60.0, 70.0, 70.0" in page
     assert "`rl.algorithm: rloo` | 31.0 %" in page
-    assert "10,100 environment steps" in page
-    assert board.pages(tmp_path) == pages
+    assert "Cost: 10k environment steps, 20 s; commit `cccccccccccc`." in page
+    assert "10 of 10 runs are of older code" in page
+    assert "Intervals are over seeds alone" in page
+    assert board_pages(tmp_path) == pages
 
 
 def test_board_marks_unfinished_and_outdated_results(tmp_path: Path) -> None:
     save_outcomes(tmp_path, [0.5, 0.6], [0.4])
-    assert board.rows(tmp_path)[0].state == "1 of 5 seeds"
+    assert board_rows(tmp_path)[0].state == "1 of 5 seeds"
     write(tmp_path, looks=[6])
-    assert board.rows(tmp_path)[0].state == board.OUTDATED
-    assert board.rows(tmp_path)[0].difference == "–"
+    assert board_rows(tmp_path)[0].state == OUTDATED
+    assert board_rows(tmp_path)[0].difference == "–"
 
 
-def test_claim_that_is_not_reproduced_requires_checked(tmp_path: Path) -> None:
+def test_claim_that_is_not_reproduced_requires_checked_and_world(tmp_path: Path) -> None:
     """`checked` is added after the result and does not make it another experiment."""
     save_outcomes(tmp_path, GRPO, RLOO)
-    with pytest.raises(ParamsError, match=r"rloo\.yaml: claim 1 was not reproduced.*'checked'"):
-        board.pages(tmp_path)
-    checked = [{**SPEC["claims"][0], "checked": "advantages against tests/x.py"}]
+    with pytest.raises(ParamsError, match=r"rloo\.yaml: claim 1 was not reproduced.*'checked' and 'world'"):
+        board_pages(tmp_path)
+    checked = [{**SPEC["claims"][0], "checked": "advantages against tests/x.py", "world": "No: one turn."}]
     write(tmp_path, claims=checked, looks=[5])
-    page = board.pages(tmp_path)[board.page_of("rloo")]
+    page = board_pages(tmp_path)[page_of("rloo")]
     assert "| **not reproduced** |" in page
-    assert "- RLOO is better than GRPO. advantages against tests/x.py" in page
+    assert "- Claim 1: advantages against tests/x.py." in page
+    assert "- Claim 1: No: one turn." in page
 
 
 def test_differences_of_other_metrics_keep_their_unit(tmp_path: Path) -> None:
     claims = [{**SPEC["claims"][0], "metric": "panel.cost", "threshold": 0.0, "margin": 0.1}]
     save_outcomes(tmp_path, [0.5, 0.6, 0.5, 0.6, 0.5], [0.6, 0.5, 0.6, 0.5, 0.4], claims=claims)
-    row = board.rows(tmp_path)[0]
-    assert row.number(-1.25) == "−1.25"
+    row = board_rows(tmp_path)[0]
+    assert row.signed(-1.25) == "−1.25"
+    assert row.signed(-4650.0) == "−4,650"
 
 
 def test_metrics_are_read_from_the_stage_reports(tmp_path: Path) -> None:
@@ -612,7 +626,7 @@ def test_board_describes_the_runs_of_a_lane(tmp_path: Path) -> None:
         path = tmp_path / FOLDER / f"{slug}.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
-    page = "\n".join(board.pages(tmp_path).values())
-    assert f"looks at 8, 12, 20 paired seeds, {board.LANES['offline_q']}." in page
+    page = "\n".join(board_pages(tmp_path).values())
+    assert f"looks at 8, 12, 20 paired seeds, {LANES['offline_q']}." in page
     assert "overrides of stages/control/settings.py" in page
-    assert board.LANES["annotate"] in page
+    assert LANES["annotate"] in page

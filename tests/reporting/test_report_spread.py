@@ -1,4 +1,4 @@
-"""The lifecycle over seeds: its table and file, by hand."""
+"""The pipeline with several seeds: its table and file, by hand."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ def test_numbers_by_hand(rows: list[dict[str, Any]]) -> None:
     gain = differences["rl@search", "sft"]
     assert (gain["mean"], gain["per_seed"]) == (0.5, [0.5, 0.5, 0.5])
     same = differences["merged", "merged_linear"]
-    assert (same["mean"], same["low"], same["high"], same["effect"]) == (0.0, None, None, "undecided"), "no scatter was seen"
+    assert (same["mean"], same["low"], same["high"], same["effect"]) == (0.0, None, None, "undecided"), "no variance between seeds"
     assert list(found["models"]) == ["sft", "rl@search", "merged", "merged_linear"]
 
 
-def test_other_panels_and_lacking_tasks_are_refused(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
+def test_different_panels_and_missing_tasks_are_rejected(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
     files = {0: seed_file(tmp_path, 0, SOLVED), 1: seed_file(tmp_path, 1, SOLVED, panel="q" * 16)}
     with pytest.raises(PanelMismatchError, match=r"seed 1: q{16}"):
         spread.gathered(files)
@@ -88,7 +88,7 @@ def test_other_panels_and_lacking_tasks_are_refused(tmp_path: Path, rows: list[d
 def test_command_stores_rows_and_prints_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Contract: what is stored gives the same file and table again, without the runs."""
+    """Contract: the stored rows give the same file and table without the runs."""
     (tmp_path / "reports").mkdir()
     monkeypatch.chdir(tmp_path)
     files = [f"{seed}={seed_file(tmp_path, seed, SOLVED)}" for seed in (0, 1, 2)]
@@ -106,7 +106,7 @@ def test_command_stores_rows_and_prints_the_table(
     assert "none.parquet" in capsys.readouterr().err
 
 
-def test_the_short_table_has_a_line_per_domain(rows: list[dict[str, Any]]) -> None:
+def test_short_table_has_a_line_per_domain(rows: list[dict[str, Any]]) -> None:
     header, _, line, *_ = spread.short(spread.summary(rows)).splitlines()
     assert header == "|  | sft | specialist | merged | specialist − sft | merged − sft | merged − linear |"
     assert line.startswith("| search | 33.3 % (25.0 to 50.0) | 83.3 % (75.0 to 100.0) | 75.0 % (75.0 to 75.0) | +50.0 (")
@@ -115,14 +115,14 @@ def test_the_short_table_has_a_line_per_domain(rows: list[dict[str, Any]]) -> No
     assert spread.short(spread.summary(partial)).splitlines()[2].endswith("| – | – | – | – | – |")
 
 
-def test_without_runs_it_says_how_to_make_them(tmp_path: Path) -> None:
+def test_without_runs_the_table_says_how_to_make_them(tmp_path: Path) -> None:
     (text,) = spread.files(tmp_path).values()
     found = json.loads(text)
     assert spread.short(found) == spread.full(found) == spread.NOT_MEASURED
     assert "python -m flows.spread" in spread.NOT_MEASURED
 
 
-def test_the_report_shows_it(full_run: tuple[Path, Params], rows: list[dict[str, Any]]) -> None:
+def test_report_shows_the_table_over_seeds(full_run: tuple[Path, Params], rows: list[dict[str, Any]]) -> None:
     inputs = load_inputs(*full_run)
     assert spread_blocks(inputs) == []
     (note,) = spread_blocks(replace(inputs, spread=spread.summary([])))

@@ -34,7 +34,7 @@ def test_only_policy_turns_are_trained(policy, documents):
         assert not documents.mask[row, length:].any()
 
 
-def test_an_epoch_uses_every_document_once(documents):
+def test_epoch_uses_every_document_once(documents):
     budget = sum(documents.lengths) // 3 + 1
     steps = epoch_batches(documents, budget, 0, "sft", 0)
     assert len(steps) == steps_per_epoch(documents, budget) == 3

@@ -19,7 +19,7 @@ from stages.claims.judging import is_open, looks_of, write
 from stages.claims.plan import Outcome, Run, metrics_of, planned_runs
 from stages.claims.results import Results
 from stages.claims.runner import ExperimentRunner
-from stages.claims.tuning import chosen_values, trial_runs
+from stages.claims.tuning import check_trial, chosen_values, trial_runs
 from stages.runtime.workspace import RunFailedError
 
 
@@ -186,6 +186,8 @@ class Session:
         trains = run.trial or experiment.trains(run.arm)
         start = runner.start_success(values) if experiment.lane == "rl" and not run.trial else None
         outcome = runner.train_and_evaluate(self._name(run), values, metrics, trains, run.required)
+        if run.trial:
+            check_trial(run.name, outcome)
         return replace(outcome, start=start)
 
 

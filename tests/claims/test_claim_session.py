@@ -47,6 +47,7 @@ class FakeRunner(ExperimentRunner):
 
     code = "f" * 16
     start_of = 0.4
+    validation_tasks = 96
 
     def __init__(self, root: Path, lane: str = "rl") -> None:
         super().__init__(root, "c" * 40, lane=lane)
@@ -74,7 +75,8 @@ class FakeRunner(ExperimentRunner):
         line = {"environment_steps": 0, "reward_mean": 0.0, "entropy": 0.0}
         curve = [{"step": step, "success": share, **line} for step, share in enumerate(shares)]
         found = {metric: success if metric.startswith("panel.") else None for metric in metrics}
-        return Outcome(found, 9, 60.0, self.commit, self.code, curve=curve)
+        rows = [{}] * self.validation_tasks if split == "valid" else []
+        return Outcome(found, 9, 60.0, self.commit, self.code, rows, curve)
 
 
 class Equal(FakeRunner):
@@ -167,9 +169,18 @@ def test_every_arm_is_tuned_over_the_same_values_before_seeds_are_spent(tmp_path
 def test_tuning_is_on_enough_validation_tasks() -> None:
     one = Experiment.model_validate({key: value for key, value in {**SPEC, **TUNE}.items() if value is not None})
     trials = sessions.trial_runs(one, PARAMS)
-    assert {(run.values["evaluate"]["split"], run.values["curate"]["valid"]) for run in trials} == {("valid", 96)}
+    assert {run.values["evaluate"]["split"] for run in trials} == {"valid"}
+    assert all(run.values["curate"] == {"valid": 96, "seeds": {"valid": 1}} for run in trials)
     more = sessions.trial_runs(one, {**PARAMS, "curate": {"valid": 120}})
-    assert {run.values["curate"]["valid"] for run in more} == {120}
+    assert all(run.values["curate"] == {"valid": 120} for run in more)
+
+
+def test_a_choice_on_too_few_tasks_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runner = FakeRunner(tmp_path)
+    runner.validation_tasks = 80
+    _, failed = run(tmp_path, experiment(tmp_path, **TUNE), runner)
+    assert (failed, len(runner.played)) == (6, 6)
+    assert "rloo/0.1/1000 played 80 validation tasks, and a choice takes 96; draw them" in capsys.readouterr().err
 
 
 def test_runs_from_before_tuning_count_if_their_value_is_chosen(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.claims.code import MODULES
+from stages.claims.cost import cost_of
 from stages.claims.experiment import Experiment, common_values, run_values, slugs
 from stages.claims.gates import judge_gate
 from stages.claims.judging import is_open, looks_of, write
@@ -139,6 +140,7 @@ class Session:
         remaining = sum(is_open(experiment, looks) for looks in decided)
         if still and not self.failed:
             self.say(f"look at {seeds} of {experiment.looks[-1]} seeds: {remaining} of {len(experiment.claims)} comparisons open")
+            self.say(cost_of(experiment, self.params, self.results, self.others).line(experiment, self.jobs))
         return remaining > 0
 
     def _planned(self, needed: Mapping[str, set[int]]) -> list[Run]:

@@ -137,6 +137,13 @@ def test_only_arms_of_open_comparisons_get_further_seeds(tmp_path: Path) -> None
     assert [look["alpha"] for look in second["looks"]] == pytest.approx([0.01, 0.015, 0.025])
 
 
+def test_after_each_look_the_rest_is_estimated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path, experiment(tmp_path), Equal(tmp_path))
+    said = capsys.readouterr().out
+    assert "look at 4 of 8 seeds: 1 of 1 comparisons open\nclaim: rloo: about 8 runs, at most 8, 8,000 environment steps" in said
+    assert "look at 8 of 8 seeds: 0 of 1 comparisons open\nclaim: rloo: nothing to run; 1 claims, 0 open" in said
+
+
 def test_an_arm_that_does_not_train_is_run_once(tmp_path: Path) -> None:
     arms = {"rloo": SPEC["arms"]["rloo"], "grpo": {"evaluate": {"models": ["sft"]}}}
     runner, _ = run(tmp_path, experiment(tmp_path, arms=arms))

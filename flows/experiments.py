@@ -23,7 +23,7 @@ from flows.tracked import run_environment
 
 RESULTS = "reports/evaluation.json"
 RUN_FOLDERS, RUN_INFOS = Path(".dvc/tmp/exps/standalone"), Path(".dvc/tmp/exps/run")
-"""DVC's own: a folder per running experiment, and JSON files that say which folder is whose."""
+"""Written by DVC: a folder per running experiment, and JSON files that map experiments to folders."""
 GRACE_S, TIMEOUT_S = 3.0, 8.0
 """Time between SIGTERM and SIGKILL of an experiment's processes; longest wait for their end."""
 TARGET = "evaluate"

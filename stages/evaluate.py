@@ -27,7 +27,7 @@ from stages.tracking import flatten, open_tracker
 
 
 def play_all(context: StageContext, jobs: list[Job], settings: Settings) -> dict[str, Outcome]:
-    """Job name -> outcome of those jobs that are this process's; each finished job is a checkpoint that is not played again."""
+    """Job name -> outcome, of the jobs that this process plays. Each finished job is a checkpoint and is not played again."""
     checkpoints = Checkpoints(context, classes=(Outcome,))
     outcomes: dict[str, Outcome] = {}
     with context.progress("playing panels", total=sum(job.episodes for job in jobs), unit="episode") as bar:

@@ -88,7 +88,7 @@ def test_the_recipe_for_values_of_tokens_can_be_run() -> None:
         ("stages/reporting/keep.py", "these stages are not up to date with params.yaml, data and code:"),
         ("stages/reporting/keep.py", "nothing added"),
         ("stages/reporting/sections/cost.py", "No times yet: 'make keep' stores this run with its measurements."),
-        ("tests/browser/conftest.py", "left out: tests in a real browser"),
+        ("tests/browser/conftest.py", "skipped: tests in a real browser"),
     ],
 )
 def test_other_messages_have_the_words_of_the_code(file: str, words: str) -> None:

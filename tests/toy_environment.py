@@ -1,4 +1,4 @@
-"""A small deterministic domain for tests of episodes: say `take` and you may be rewarded."""
+"""A small deterministic environment for tests of episodes."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from stages.seeding import key64
 
 
 class CountingEnvironment:
-    """Ends after `spec["turns"]` actions; the last is rewarded if the hash of all actions is odd. Answers depend on what was
-    said, so that episodes of different actions diverge."""
+    """Ends after `spec["turns"]` actions; the last is rewarded if the hash of all actions is odd. Observations depend on the
+    actions so far, so episodes with different actions diverge."""
 
-    made = 0
+    instances = 0
 
     def __init__(self) -> None:
-        CountingEnvironment.made += 1
+        CountingEnvironment.instances += 1
         self.task: Task | None = None
 
     def reset(self, task: Task) -> Observation:
-        self.task, self.said = task, []
+        self.task, self.actions = task, []
         return Observation(f"you are in room {task.seed}")
 
     def step(self, action: str) -> Step:
         if self.task is None:
             raise RuntimeError("reset first")
-        self.said.append(action)
-        number = key64(*self.said)
-        over = len(self.said) >= self.task.spec["turns"]
+        self.actions.append(action)
+        number = key64(*self.actions)
+        over = len(self.actions) >= self.task.spec["turns"]
         ends = over and self.task.spec.get("ends", True)
         text = "" if over else "you see " + "key " * (number % 5)
         return Step(Observation(text), float(ends and number % 2), True, ends, over and not ends, 1.0, {"parity": number % 2})
 
     def snapshot(self):
-        return (self.task, tuple(self.said))
+        return (self.task, tuple(self.actions))
 
     def restore(self, state) -> None:
-        self.task, self.said = state[0], list(state[1])
+        self.task, self.actions = state[0], list(state[1])
 
     def state_key(self) -> str:
-        return "|".join(self.said)
+        return "|".join(self.actions)
 
     def admissible(self) -> list[str]:
         return []

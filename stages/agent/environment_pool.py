@@ -1,4 +1,4 @@
-"""Environments to play in, in this process or, while a GPU generates, in processes of their own that step side by side.
+"""Environments in this process or, while a GPU generates, in worker processes that step them in parallel.
 
 On a CPU the workers share the episodes themselves (stages.runtime.team), each with its engine and environments.
 """

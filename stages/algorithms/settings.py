@@ -36,11 +36,11 @@ class Rl(Layered):
     settings: Any = {}
     """The algorithm's own keys, where it has any: a mapping, or (resolved) the algorithm's own section."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-    """Of what rl draws and samples; null: the run's seed. Runs that differ in it share all that comes before rl."""
+    """Seed of rl's random draws; null: the run's seed. Runs that differ only in it share all stages before rl."""
     steps: Count = 20
     """Training steps."""
     environment_steps: Count | None = None
-    """Stop after the step in which the episodes played have come to this many turns, if `steps` is not reached before."""
+    """Stop after the step that brings the turns played to this number, if `steps` is not reached first."""
     stop_at_success: Share | None = None
     """Stop after the step that ends five in which this share of the episodes succeeded: to compare methods at equal success."""
     tasks_per_step: Count = 16
@@ -50,7 +50,7 @@ class Rl(Layered):
     epochs: Count = 1
     """Passes over each batch of episodes."""
     minibatches: Count = 1
-    """Optimiser steps per pass; where none are set as many as the method takes, or one per task where there are fewer."""
+    """Optimiser steps per pass. Not set: the method's number, but at most one per task."""
     learning_rate: Positive = 3e-4
     """AdamW's, after the warm-up."""
     warmup_steps: Annotated[int, Field(ge=0)] = 2

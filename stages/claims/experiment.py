@@ -37,7 +37,7 @@ SHARES = frozenset(
 """Second components of metrics that are shares."""
 BEFORE_RL = ("seed", "domains", "model", "curate", "sft", "rollout", "annotate")
 """Sections that shape the start of rl, beside the environment's settings."""
-_TEXT = ("family", "method", "paper", "switch", "untuned", "ungated")
+_TEXT = ("family", "method", "paper", "switch", "untuned", "ungated", "learnt")
 _PER_DOMAIN = ("curate", "rollout", "annotate", "rl")
 
 
@@ -183,6 +183,8 @@ class Experiment(Section):
     gate: Gate | None = None
     ungated: str | None = None
     """Lane rl without `gate`: why there is none."""
+    learnt: str | None = None
+    """What the results taught, and what would change our mind: one paragraph for the experiment's page."""
     shared: dict[str, Any] = Field(default_factory=dict)
     """Overrides for every arm: of params.yaml, or of the offline lane's settings (stages/control/settings.py)."""
     arms: Annotated[dict[str, dict[str, Any]], Field(min_length=2)]

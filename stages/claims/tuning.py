@@ -15,6 +15,8 @@ from stages.runtime.workspace import RunFailedError
 FIRST_SEED = 1000
 VALID = 96
 """Least number of validation tasks."""
+SEEDS = {"valid": 1}
+"""The tasks are drawn anew: not every file in data/raw has so many."""
 METRIC = "panel.success"
 
 
@@ -22,7 +24,7 @@ def _on_validation_tasks(values: dict[str, Any]) -> dict[str, Any]:
     curate = values["curate"]
     overrides: dict[str, Any] = {"evaluate": {"split": "valid"}}
     if curate.get("valid", Curate.model_fields["valid"].default) < VALID:
-        overrides["curate"] = {"valid": VALID, "seeds": {"valid": 1}}  # data/raw may hold fewer
+        overrides["curate"] = {"valid": VALID, "seeds": {**SEEDS, **curate.get("seeds", {})}}
     return deep_merge(values, overrides)
 
 

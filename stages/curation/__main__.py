@@ -1,5 +1,5 @@
 """`python -m stages.curation raw DOMAIN --count N --seed S` writes raw records of a domain to standard output, one JSON object a
-line. `games` in place of `raw` writes games of its players on the training tasks that curate takes of data/raw/DOMAIN.jsonl."""
+line. `games` instead of `raw` plays the training tasks that curate draws from data/raw/DOMAIN.jsonl and writes the games."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from stages.claims.experiment import FOLDER, load_experiment
-from stages.reporting import board
+from stages.reporting.board.rows import rows, seeds_done
 
 SLUGS = ("annotation_uses", "step_q_search")
 """Experiments on one environment with the same number of seeds: uses of annotations in rl and in evaluation."""
@@ -22,7 +22,7 @@ CHEAPER = ("sampling", "start")
 
 def files(root: Path) -> dict[Path, str]:
     """FILE and its content: every claim with its state."""
-    found = [row for row in board.rows(root) if row.slug in SLUGS or (row.slug, row.claim.arm) in ARMS]
+    found = [row for row in rows(root) if row.slug in SLUGS or (row.slug, row.claim.arm) in ARMS]
     claims = [
         {
             "checked": row.claim.checked if row.state == "not reproduced" else None,
@@ -40,8 +40,6 @@ def files(root: Path) -> dict[Path, str]:
         "claims": claims,
         "environment": experiment.environment,
         "environment_steps": experiment.budget.environment_steps,
-        "seeds": max(
-            (row.result["seeds"] or board.seeds_done(row.experiment, row.result) for row in found if row.result), default=0
-        ),
+        "seeds": max((row.result["seeds"] or seeds_done(row.experiment, row.result) for row in found if row.result), default=0),
     }
     return {FILE: json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n"}

@@ -15,16 +15,19 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from stages.claims.experiment import FOLDER
 from stages.params import load_params
 from stages.records.episode import read_json
-from stages.reporting import annotation_uses, board, spread, step_credit_page
+from stages.reporting import annotation_uses, spread, step_credit_page
+from stages.reporting.board.index import claim_counts
+from stages.reporting.board.pages import pages
+from stages.reporting.board.rows import rows
 from stages.reporting.diagram import mermaid
 from stages.reporting.figures.outcome import success_bars
 from stages.reporting.generated_blocks import Block, block_names, documents, filled, link, markdown_table, write_or_check
@@ -122,14 +125,6 @@ def lifecycle_figure(evaluation: Mapping[str, Any], domains: list[str]) -> str:
         return to_svg(success_bars(evaluation, domains, domains), "lifecycle", title, standalone=True).text
 
 
-def claim_counts(root: Path, document: Path) -> str:
-    """Number of claims per verdict, with a link to the board."""
-    counts = Counter(row.state for row in board.rows(root))
-    listed = ", ".join(f"{count} {state}" for state, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])))
-    experiments = len(board.slugs(root))
-    return f"{sum(counts.values())} claims in {experiments} experiments: {listed}. [The board]({link(board.PAGE, document)})."
-
-
 def blocks(root: Path) -> dict[str, Block]:
     """The blocks that this command writes, by name."""
     default = load_params(root / "params.yaml").domains
@@ -151,7 +146,7 @@ def blocks(root: Path) -> dict[str, Block]:
         "pipeline": lambda document: mermaid(root),
         "methods": methods_block,
         "method-names": method_names,
-        "claim-counts": lambda document: claim_counts(root, document),
+        "claim-counts": lambda document: claim_counts(rows(root), document),
         **{name: profile(name) for name in PROFILES},
     }
 
@@ -168,8 +163,8 @@ def generated(root: Path) -> dict[Path, str]:
         files[FIGURE] = lifecycle_figure(evaluation, domains)
     if used & {"spread", "spread-full"}:
         files |= spread.files(root)
-    if (root / board.FOLDER).exists():
-        files |= board.pages(root) | step_credit_page.files(root) | annotation_uses.files(root)
+    if (root / FOLDER).exists():
+        files |= pages(root) | step_credit_page.files(root) | annotation_uses.files(root)
     return files
 
 

@@ -1,4 +1,4 @@
-"""Groups that branch: the same rows whatever the timing, and branches that go on exactly where their parent stood."""
+"""Branching rollouts: episodes do not depend on timing, and a branch continues from its parent's exact state."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def plan_of(policy, **branching):
     return resolve(Rl.model_validate(values)).plan(policy.model.config.vocab_size)
 
 
-class Acts(CountingEnvironment):
-    """Counts the actions that are really done."""
+class StepCounter(CountingEnvironment):
+    """Counts the actions that are executed."""
 
     done = 0
 
     def step(self, action):
-        Acts.done += 1
+        StepCounter.done += 1
         return super().step(action)
 
 
@@ -67,16 +67,16 @@ def run(policy, chat, plan, tasks=None, *, size=SIZE, slots=16, width=16, max_le
 @pytest.fixture(scope="module", params=["answer", "call"])
 def branched(request, policy, chat):
     plan = plan_of(policy, probe=request.param)
-    Acts.done = 0
-    return plan, *run(policy, chat, plan, make=Acts), Acts.done
+    StepCounter.done = 0
+    return plan, *run(policy, chat, plan, make=StepCounter), StepCounter.done
 
 
-def lineage(episodes: list[Episode]) -> dict[str, Episode]:
+def by_episode_id(episodes: list[Episode]) -> dict[str, Episode]:
     return {episode.episode_id: episode for episode in episodes}
 
 
-def test_the_same_rows_whatever_is_played_beside_them(policy, chat, branched):
-    """Contract: by seed alone; not by widths, threads, slots, or the company of other groups."""
+def test_episodes_do_not_depend_on_width_threads_slots_or_other_groups(policy, chat, branched):
+    """Contract: episodes depend only on the seed, not on width, threads, slots or other groups."""
     plan, episodes, _, _ = branched
     assert any(episode.parent for episode in episodes)
     assert run(policy, chat, plan, threaded=False, width=2)[0] == episodes
@@ -85,19 +85,18 @@ def test_the_same_rows_whatever_is_played_beside_them(policy, chat, branched):
     assert alone == [episode for episode in episodes if episode.task_id == alone[0].task_id]
 
 
-def test_a_group_is_full_and_never_more(branched):
-    """Must hold 2."""
+def test_each_group_has_exactly_group_size_episodes(branched):
     _, episodes, _, _ = branched
     assert [episode.episode_id for episode in episodes] == [
         f"toy-{task:03d}/{row:04d}" for task in range(4) for row in range(SIZE)
     ]
 
 
-def test_branches_take_over_what_was_before_them(policy, chat, branched):
-    """Must hold 6: tokens, owners, log-probs and turns up to the answer are the parent's, environment tokens are never the
-    policy's, and from the first own token on log-probs are those that training computes."""
+def test_branch_inherits_tokens_and_turns_of_its_parent(policy, chat, branched):
+    """Tokens, owners, log-probs and turns before the branch point equal the parent's; environment tokens are never the policy's;
+    all log-probs equal those that training computes."""
     _, episodes, _, _ = branched
-    by_id = lineage(episodes)
+    by_id = by_episode_id(episodes)
     for episode in episodes:
         mask = torch.tensor([episode.owner]) == int(Owner.POLICY)
         with torch.no_grad():
@@ -121,8 +120,8 @@ def test_branches_take_over_what_was_before_them(policy, chat, branched):
         assert episode.turns[: episode.inherited] == parent.turns[: episode.inherited]
 
 
-def test_what_branches_share_is_played_once(branched):
-    """Must hold 8: calls done are those of the turns that were not taken over, fewer than the rows' turns."""
+def test_shared_turns_are_played_once(branched):
+    """The executed actions are those of turns that were not inherited, fewer than the turns of all episodes."""
     _, episodes, engine, done = branched
     played, turns = sum(len(episode.played) for episode in episodes), sum(len(episode.turns) for episode in episodes)
     assert done == played < turns
@@ -132,9 +131,9 @@ def test_what_branches_share_is_played_once(branched):
     assert engine.counters["sampled_tokens"] == own
 
 
-def test_what_branches_share_is_read_once_in_training(branched):
-    """Contract: a branch's tokens up to where it left are those of its parent in the training pass, and each shared draw has one
-    number."""
+def test_shared_prefixes_are_trained_once(branched):
+    """Contract: in the shared-prefix layout a branch's tokens before the branch point are its parent's, and each shared draw has
+    one number."""
     _, episodes, _, _ = branched
     group = [episode for episode in episodes if episode.task_id == "toy-003"]
     batch = trajectory_batch(group)
@@ -150,8 +149,8 @@ def test_what_branches_share_is_read_once_in_training(branched):
     assert len(layout.ids) < sum(len(episode.token_ids) for episode in group)
 
 
-def test_without_branches_it_is_independent_sampling_bit_for_bit(policy, chat):
-    """Must hold 2: beam 1 and as many initial episodes as the group has."""
+def test_beam_of_one_equals_independent_sampling(policy, chat):
+    """With beam 1 nothing branches, however many initial episodes there are."""
     plain = run(policy, chat, None)[0]
     assert run(policy, chat, plan_of(policy, beam=1, initial=SIZE))[0] == plain
     later = run(policy, chat, plan_of(policy, beam=1, initial=2))[0]
@@ -159,8 +158,8 @@ def test_without_branches_it_is_independent_sampling_bit_for_bit(policy, chat):
 
 
 @dataclass
-class Scripted:
-    """Makes the forks that it is told to, one list per round."""
+class ScriptedPlan:
+    """A plan with given forks, one list per round."""
 
     rounds: list[list[Fork]]
     candidates: int = 0
@@ -174,10 +173,10 @@ class Scripted:
         return self.rounds.pop(0) if self.rounds else []
 
 
-def test_branches_of_branches_and_fresh_starts(policy, chat):
-    """Row 1 leaves row 0 behind its first answer, row 2 leaves row 1 there too; when all are over, the others start anew at once,
-    and the plan is asked no more."""
-    plan = Scripted([[Fork(0, 1)], [Fork(1, 1)]])
+def test_branches_of_branches_and_fresh_episodes_fill_the_group(policy, chat):
+    """Row 1 branches from row 0 after its first answer, row 2 from row 1 at the same point; once all episodes are over, the
+    remaining rows start afresh and the plan is not called again."""
+    plan = ScriptedPlan([[Fork(0, 1)], [Fork(1, 1)]])
     task = toy_tasks(4, turns=4)[3:]
     episodes, _ = run(policy, chat, plan, task, size=5)
     plain, _ = run(policy, chat, None, task, size=5)
@@ -189,30 +188,30 @@ def test_branches_of_branches_and_fresh_starts(policy, chat):
     batch = trajectory_batch(episodes)
     draws = batch.get(StepKeys).draws[:, 0].tolist()
     assert draws[:3] == [0, 0, 0]
-    assert len({0, *draws[3:]}) == 3, "episodes that start anew share no token with others"
+    assert len({0, *draws[3:]}) == 3, "fresh episodes share no draw with others"
     assert [path.moved for path in plan.seen[1]] == [True, True]
     assert not any(path.alive for path in plan.seen[-1])
 
 
-def test_a_horizon_ends_branches_too(policy, chat):
-    """Contract: nobody branches behind the last turn that the horizon allows, and turns taken over count."""
+def test_turn_limit_applies_to_branches(policy, chat):
+    """Contract: nothing branches after the last turn that the limit allows, and inherited turns count."""
     episodes, _ = run(policy, chat, plan_of(policy, base=1.0, initial=1, probe="call"), max_turns=2)
     assert len(episodes) == 4 * SIZE
     assert any(episode.parent for episode in episodes)
     assert all(len(episode.turns) <= 2 and episode.inherited < 2 for episode in episodes)
     assert any(episode.stop_reason == "turn_limit" and len(episode.turns) == 2 for episode in episodes)
     with pytest.raises(ValueError, match="the plan forks row"):
-        run(policy, chat, Scripted([[Fork(0, 1)]]), toy_tasks(4, turns=4)[3:], size=4, max_turns=1)
+        run(policy, chat, ScriptedPlan([[Fork(0, 1)]]), toy_tasks(4, turns=4)[3:], size=4, max_turns=1)
 
 
 @pytest.mark.parametrize("forks", [[Fork(0, 2)], [Fork(0, 0)], [Fork(0, 1)] * 4])
-def test_forks_that_cannot_be_made_are_reported(policy, chat, forks):
+def test_invalid_fork_raises(policy, chat, forks):
     with pytest.raises(ValueError, match="the plan"):
-        run(policy, chat, Scripted([forks]), toy_tasks(4, turns=4)[3:], size=4)
+        run(policy, chat, ScriptedPlan([forks]), toy_tasks(4, turns=4)[3:], size=4)
 
 
 @pytest.mark.parametrize("threaded", [True, False])
-def test_an_error_leaves_no_session(policy, chat, threaded):
+def test_environment_error_propagates(policy, chat, threaded):
     class Broken(CountingEnvironment):
         def restore(self, state):
             raise OSError("the game crashed")
@@ -221,17 +220,17 @@ def test_an_error_leaves_no_session(policy, chat, threaded):
         run(policy, chat, plan_of(policy, base=1.0), make=Broken, threaded=threaded)
 
 
-def test_episodes_without_room_still_fill_their_group(policy, chat):
-    """Contract: neither a prompt that does not fit nor episodes that run out of tokens leave a place empty."""
+def test_groups_are_filled_when_max_length_is_short(policy, chat):
+    """Contract: neither a prompt that does not fit nor episodes that run out of tokens leave a group short."""
     for max_length in (13, 30, 40):
         episodes, _ = run(policy, chat, plan_of(policy, base=1.0), max_length=max_length)
         assert len(episodes) == 4 * SIZE
         assert all(len(episode.token_ids) <= max(max_length, 13) for episode in episodes)
 
 
-def test_copies_of_a_sessions_beginning(policy, chat):
-    """Contract: a copy of a session's first tokens draws what a new session with these tokens would, whether its cache is in its
-    slot or was moved out; longer copies than the session are refused."""
+def test_prefix_snapshot_draws_like_a_new_session(policy, chat):
+    """Contract: a copy of a session's first tokens draws as a new session with these tokens, whether its cache is in its slot or
+    was evicted; a length beyond the session's is rejected."""
     engine = TorchEngine(policy.model, [chat.end_of_turn], 4, 100)
     prompt = chat.prompt_tokens("take the key")
     first = engine.open(prompt)
@@ -253,8 +252,8 @@ def test_copies_of_a_sessions_beginning(policy, chat):
             engine.snapshot(first, length)
 
 
-def test_entropy_over_the_likeliest_tokens(policy, chat):
-    """Uniform over 4 of 8 tokens: the top 2 give 2 * 1/4 ln 4; and a turn has one for each token, for those who ask alone."""
+def test_candidate_entropy_over_top_tokens(policy, chat):
+    """Uniform over 4 of 8 tokens: the top 2 give 2 * 1/4 ln 4. Turns have entropies, one per token, only if requested."""
     logits = torch.tensor([[0.0] * 4 + [-100.0] * 4] * 2)
     found = candidate_entropy(logits, torch.ones(2).double(), torch.tensor([2, 10]))
     assert found.tolist() == pytest.approx([0.5 * math.log(4), math.log(4)])
@@ -264,18 +263,18 @@ def test_entropy_over_the_likeliest_tokens(policy, chat):
     turns = []
     while len(turns) < 2:
         turns += engine.advance()
-    silent, told = sorted(turns, key=lambda turn: turn.session)
-    assert silent.entropies == ()
-    assert silent.token_ids == told.token_ids
-    assert len(told.entropies) == len(told.token_ids)
-    ids = torch.tensor([[*chat.prompt_tokens("take the key"), *told.token_ids]])
-    mask = torch.arange(ids.shape[1])[None] >= ids.shape[1] - len(told.token_ids)
+    without, scored = sorted(turns, key=lambda turn: turn.session)
+    assert without.entropies == ()
+    assert without.token_ids == scored.token_ids
+    assert len(scored.entropies) == len(scored.token_ids)
+    ids = torch.tensor([[*chat.prompt_tokens("take the key"), *scored.token_ids]])
+    mask = torch.arange(ids.shape[1])[None] >= ids.shape[1] - len(scored.token_ids)
     with torch.no_grad():
         entropy = score_tokens(policy.model, ids, mask, entropy=True).entropy
-    torch.testing.assert_close(torch.tensor(told.entropies), entropy[0, -len(told.token_ids) :].float(), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(torch.tensor(scored.entropies), entropy[0, -len(scored.token_ids) :].float(), atol=1e-4, rtol=1e-4)
 
 
-def test_the_random_plan_needs_no_entropies(policy, chat):
+def test_random_plan_requests_no_entropies(policy, chat):
     plan = plan_of(policy, kind="random")
     assert isinstance(plan, EntropyPlan)
     assert plan.candidates == 0

@@ -1,4 +1,4 @@
-"""stages.agent.policy: loading, errors, hashing, saving, training log-probabilities."""
+"""Policies: loading, errors, hashing, saving, training log-probabilities."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def copied(tiny_policy, tmp_path):
     return shutil.copytree(tiny_policy, tmp_path / "policy")
 
 
-def test_saving_twice_gives_the_same_bytes_and_loads_with_plain_transformers(tiny_policy, tmp_path):
-    """Contract: a model folder's bytes depend on weights, configuration and tokenizer alone, not on where it came from."""
+def test_saved_policy_is_byte_identical_and_loads_in_transformers(tiny_policy, tmp_path):
+    """Contract: a model folder's bytes depend only on weights, configuration and tokenizer."""
     policy = load_policy(tiny_policy)
     policy.tokenizer("a", padding=True)
     save_policy(policy.model, policy.tokenizer, tmp_path / "one")
@@ -41,7 +41,7 @@ def test_saving_twice_gives_the_same_bytes_and_loads_with_plain_transformers(tin
     assert text == "<|user|>look<|end|><|assistant|>"
 
 
-def test_the_hash_names_weights_configuration_and_tokenizer_and_nothing_else(copied, tmp_path):
+def test_policy_hash_covers_only_weights_config_and_tokenizer(copied, tmp_path):
     before = policy_hash(copied)
     (copied / "README.md").write_text("notes")
     assert policy_hash(copied) == before
@@ -52,7 +52,7 @@ def test_the_hash_names_weights_configuration_and_tokenizer_and_nothing_else(cop
     assert policy_hash(copied) != before
 
 
-def test_a_missing_folder_or_file_is_named(copied, tmp_path):
+def test_missing_folder_or_file_error_names_it(copied, tmp_path):
     with pytest.raises(PolicyError, match=r"nowhere does not exist.*model\.path"):
         load_policy(tmp_path / "nowhere")
     with pytest.raises(PolicyError, match="hub:org/name"):
@@ -63,7 +63,7 @@ def test_a_missing_folder_or_file_is_named(copied, tmp_path):
 
 
 @pytest.mark.parametrize("keep", [0, 5, 200, -1])
-def test_truncated_weights_are_named_with_what_to_do(copied, keep):
+def test_truncated_weights_error_names_file_and_remedy(copied, keep):
     weights = copied / "model.safetensors"
     content = weights.read_bytes()
     weights.write_bytes(content[:keep])
@@ -71,7 +71,7 @@ def test_truncated_weights_are_named_with_what_to_do(copied, keep):
         load_policy(copied)
 
 
-def test_weights_that_do_not_cover_the_configuration_are_refused(copied):
+def test_weights_with_missing_tensors_are_rejected(copied):
     """Contract: a folder that mixes two models is an error, not a model with random layers."""
     config = json.loads((copied / "config.json").read_text())
     (copied / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3, "layer_types": None}))
@@ -79,7 +79,7 @@ def test_weights_that_do_not_cover_the_configuration_are_refused(copied):
         load_policy(copied)
 
 
-def test_a_hub_name_without_network_says_what_to_do(monkeypatch, tmp_path):
+def test_hub_model_without_network_error_says_how_to_download(monkeypatch, tmp_path):
     import huggingface_hub.constants as constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -88,15 +88,15 @@ def test_a_hub_name_without_network_says_what_to_do(monkeypatch, tmp_path):
         load_policy("hub:org/some-model")
 
 
-def test_a_hub_name_that_is_none_is_refused():
+def test_invalid_hub_name_is_rejected():
     with pytest.raises(PolicyError, match="names no model"):
         load_policy("hub:not a name")
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_token_logprobs_equal_the_full_softmax_and_its_gradient(tiny_policy, temperature):
-    """Contract: log-probabilities and entropies at masked positions are those of log softmax(logits / temperature), whatever the
-    chunk, and so are their gradients."""
+def test_token_logprobs_and_gradients_equal_full_softmax(tiny_policy, temperature):
+    """Contract: log-probabilities and entropies at masked positions, and their gradients, equal those of log softmax(logits /
+    temperature) for any chunk size."""
     model = load_policy(tiny_policy).model
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, model.config.vocab_size, (3, 12), generator=generator)
@@ -127,7 +127,7 @@ def test_token_logprobs_equal_the_full_softmax_and_its_gradient(tiny_policy, tem
         token_logprobs(model, ids, torch.ones_like(mask))
 
 
-def test_padding_on_the_right_changes_nothing(tiny_policy):
+def test_right_padding_does_not_change_hidden_states(tiny_policy):
     model = load_policy(tiny_policy).model
     ids = torch.arange(5, 15)[None]
     padded = torch.cat([ids, torch.zeros(1, 6, dtype=torch.long)], 1)
@@ -135,7 +135,7 @@ def test_padding_on_the_right_changes_nothing(tiny_policy):
         torch.testing.assert_close(hidden_states(model, padded)[:, :10], hidden_states(model, ids), atol=1e-5, rtol=1e-5)
 
 
-def test_a_device_that_is_not_there_is_named_with_what_to_do(monkeypatch, tiny_policy):
+def test_unavailable_device_error_names_key_and_device_count(monkeypatch, tiny_policy):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(PolicyError, match=r"resources\.device is cuda:1, and torch .* sees 0 CUDA devices"):
         load_policy(tiny_policy, device="cuda:1")

@@ -1,4 +1,4 @@
-"""stages.agent.rollout: whole episodes, whatever is played beside them."""
+"""Rollouts: complete episodes that do not depend on what runs beside them."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def episodes(policy, chat):
     return run(policy, chat, toy_tasks(12), 3)[0]
 
 
-def test_an_episode_does_not_depend_on_what_else_is_played(policy, chat, episodes):
-    """Contract: the same rows come out alone, in other company, with other widths, threads and fewer slots than episodes."""
+def test_episodes_do_not_depend_on_width_threads_slots_or_other_tasks(policy, chat, episodes):
+    """Contract: an episode is the same alone, with other tasks, widths, threads and fewer slots than episodes."""
     tasks = toy_tasks(12)
     assert run(policy, chat, tasks, 3, threaded=False, width=5)[0] == episodes
     assert run(policy, chat, tasks[::-1], 3, slots=6, width=40)[0] == episodes
@@ -71,9 +71,9 @@ def test_an_episode_does_not_depend_on_what_else_is_played(policy, chat, episode
     assert alone == [episode for episode in episodes if episode.episode_id == alone[0].episode_id]
 
 
-def test_rows_are_token_exact(policy, chat, episodes, tmp_path):
-    """Contract: prompt, turns and observations follow each other without gaps, policy tokens carry the log-probabilities that
-    training computes, and everything survives the file."""
+def test_episode_records_are_token_exact(policy, chat, episodes, tmp_path):
+    """Contract: prompt, turns and observations follow each other without gaps, policy tokens have the log-probs that training
+    computes, and the file round-trips."""
     for episode in episodes:
         assert len(episode.token_ids) == len(episode.owner) == len(episode.logprob) == len(episode.turn)
         opening = chat.prompt_tokens(episode.messages[0]["content"])
@@ -111,8 +111,8 @@ def test_rows_are_token_exact(policy, chat, episodes, tmp_path):
     ]
 
 
-class Scripted:
-    """An engine that says what it is told to, in turn."""
+class ScriptedEngine:
+    """An engine that returns given texts in order."""
 
     def __init__(self, texts, chat):
         self.turns = [chat.assistant_tokens(text) for text in texts]
@@ -139,9 +139,9 @@ class Scripted:
     def close(self, session): ...
 
 
-def test_a_demonstration_has_the_tokens_of_a_rollout_that_says_the_same(chat):
-    """Contract: SFT on an episode's messages sees exactly the tokens, owners and turns that a rollout of the same text has."""
-    engine = Scripted(["open box", "take key", "go north"], chat)
+def test_demonstration_has_the_same_tokens_as_its_episode(chat):
+    """Contract: SFT on an episode's messages uses exactly its tokens, owners and turns."""
+    engine = ScriptedEngine(["open box", "take key", "go north"], chat)
     with EnvironmentPool(CountingEnvironment) as pool:
         requests = attempts(toy_tasks(3)[2:], 1)
         (episode,) = collect(engine, chat, pool, requests, SAMPLING, Labels(0), max_length=200)
@@ -151,7 +151,7 @@ def test_a_demonstration_has_the_tokens_of_a_rollout_that_says_the_same(chat):
     assert encoded.spans == [(turn.start, turn.end) for turn in episode.turns]
 
 
-def test_a_tasks_prompt_is_fed_once_for_all_its_attempts(policy, chat):
+def test_prompt_is_prefilled_once_for_all_attempts(policy, chat):
     tasks = toy_tasks(2, turns=1)
     _, engine = run(policy, chat, tasks, 8)
     prompts = sum(len(chat.prompt_tokens(f"take the key\nyou are in room {task.seed}")) for task in tasks)
@@ -159,8 +159,8 @@ def test_a_tasks_prompt_is_fed_once_for_all_its_attempts(policy, chat):
     assert engine.counters["fed_tokens"] == prompts - len(tasks) + 16
 
 
-def test_episodes_end_when_the_room_does(policy, chat):
-    """Contract: no token beyond max_length; what ran out of room is truncated, not terminated."""
+def test_episode_out_of_tokens_is_truncated(policy, chat):
+    """Contract: no token beyond max_length; episodes that reach it are truncated, not terminated."""
     found = set()
     for max_length in (13, 16, 22, 30, 40):
         episodes, _ = run(policy, chat, toy_tasks(6, turns=6), max_length=max_length)
@@ -172,7 +172,7 @@ def test_episodes_end_when_the_room_does(policy, chat):
     assert found == {"terminated", "context", "length"}
 
 
-def test_the_environments_turn_limit_truncates(policy, chat):
+def test_turn_limit_truncates_episode(policy, chat):
     episodes, _ = run(policy, chat, toy_tasks(3, turns=2, ends=False))
     assert {episode.stop_reason for episode in episodes} == {"turn_limit"}
     assert all(episode.truncated and not episode.terminated for episode in episodes)
@@ -186,17 +186,17 @@ def test_draws_depend_on_seed_stream_and_attempt(policy, chat):
     assert run(policy, chat, tasks, 1, labels=Labels(3, stream="evaluate"))[0][0].token_ids != base[0].token_ids
 
 
-def test_an_environment_that_starts_differently_each_time_is_reported(policy, chat):
-    class Fickle(CountingEnvironment):
+def test_nondeterministic_reset_raises(policy, chat):
+    class Nondeterministic(CountingEnvironment):
         starts = 0
 
         def reset(self, task):
-            Fickle.starts += 1
+            Nondeterministic.starts += 1
             observation = super().reset(task)
-            return type(observation)(f"{observation.text} {Fickle.starts}")
+            return type(observation)(f"{observation.text} {Nondeterministic.starts}")
 
     with pytest.raises(RuntimeError, match="toy-000 has different first observations"):
-        run(policy, chat, toy_tasks(1), 2, make=Fickle)
+        run(policy, chat, toy_tasks(1), 2, make=Nondeterministic)
 
 
 class Broken(CountingEnvironment):
@@ -204,43 +204,43 @@ class Broken(CountingEnvironment):
         raise OSError("the game crashed")
 
 
-class Dying(CountingEnvironment):
+class Exiting(CountingEnvironment):
     def step(self, action):
         os._exit(3)
 
 
-def test_environments_in_processes_of_their_own_play_the_same_episodes(policy, chat, episodes):
-    """While a GPU generates: two processes hold the environments. Their errors come through, and a process that ends is named."""
-    made = CountingEnvironment.made
+def test_environment_processes_give_the_same_episodes(policy, chat, episodes):
+    """Environments in two processes, as while a GPU generates; their errors propagate, and a process that exits is reported."""
+    before = CountingEnvironment.instances
     assert run(policy, chat, toy_tasks(12), 3, processes=2)[0] == episodes
-    assert CountingEnvironment.made == made
+    assert CountingEnvironment.instances == before
     with pytest.raises(OSError, match="the game crashed"):
         run(policy, chat, toy_tasks(3), make=Broken, processes=1)
     with pytest.raises(OSError, match=r"process of environments has ended \(exit code 3\)"):
-        run(policy, chat, toy_tasks(3), make=Dying, processes=1)
+        run(policy, chat, toy_tasks(3), make=Exiting, processes=1)
 
 
 @pytest.mark.parametrize("name", ["search", "textworld", "wordle", "keydoor", "shop", "code"])
-def test_shipped_domains_travel_to_processes(name):
+def test_shipped_domains_can_be_pickled(name):
     domain = load_domain(name, {})
     assert type(pickle.loads(pickle.dumps(partial(domain.make, Path("worlds")))).func.__self__) is type(domain)
 
 
 @pytest.mark.parametrize("threaded", [True, False])
-def test_an_environments_error_comes_through_and_leaves_no_session(policy, chat, threaded):
+def test_environment_error_propagates(policy, chat, threaded):
     with pytest.raises(OSError, match="the game crashed"):
         run(policy, chat, toy_tasks(3), make=Broken, threaded=threaded)
 
 
-def test_environments_are_used_again(policy, chat):
-    before = CountingEnvironment.made
+def test_environments_are_reused(policy, chat):
+    before = CountingEnvironment.instances
     run(policy, chat, toy_tasks(12), 2, width=4)
-    assert CountingEnvironment.made - before == 4
+    assert CountingEnvironment.instances - before == 4
 
 
-def test_every_finished_episode_is_told_once(policy, chat):
-    told = []
-    episodes, _ = run(policy, chat, toy_tasks(4), on_episode=lambda episode: told.append(episode.episode_id))
-    assert sorted(told) == [episode.episode_id for episode in episodes]
+def test_on_episode_is_called_once_and_duplicate_requests_raise(policy, chat):
+    reported = []
+    episodes, _ = run(policy, chat, toy_tasks(4), on_episode=lambda episode: reported.append(episode.episode_id))
+    assert sorted(reported) == [episode.episode_id for episode in episodes]
     with pytest.raises(ValueError, match="same task and attempt"):
         run(policy, chat, toy_tasks(1) * 2)

@@ -1,4 +1,4 @@
-"""stages.rollout: pass@k, the report, and exact resume."""
+"""The rollout stage: pass@k, the report, exact resume and shards."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def episode(task_id: str, attempt: int, reward: float, turns: int) -> Episode:
     )
 
 
-def test_the_report_by_hand():
+def test_summary_of_four_episodes():
     episodes = [episode("a", 0, 1.0, 2), episode("a", 1, 0.0, 4), episode("b", 0, 0.0, 4), episode("b", 1, 0.0, 2)]
     report = summary(episodes, 2)
     assert report["success"] == 0.25
@@ -50,7 +50,7 @@ def test_the_report_by_hand():
     assert successes(episodes) == {"a": [True, False], "b": [False, False]}
 
 
-def test_choose_tasks_takes_what_there_is_and_does_not_follow_the_order():
+def test_choose_tasks_ignores_order_and_caps_at_available():
     tasks = toy_tasks(9)
     chosen = rollout.choose_tasks(tasks, 4, 0)
     assert len(chosen) == 4
@@ -60,7 +60,7 @@ def test_choose_tasks_takes_what_there_is_and_does_not_follow_the_order():
 
 
 class KilledError(Exception):
-    """Stands for a kill."""
+    """Simulates a kill."""
 
 
 def make_context(root: Path) -> StageContext:
@@ -97,23 +97,23 @@ def outputs(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in files}
 
 
-def test_a_killed_stage_ends_with_the_same_bytes_as_an_undisturbed_one(tmp_path, toy_domain, monkeypatch, capsys):
-    """Contract: outputs after a kill and a second start are those of an undisturbed run; finished chunks are not played again;
-    checkpoints are gone at the end."""
+def test_resume_after_kill_writes_same_bytes(tmp_path, toy_domain, monkeypatch, capsys):
+    """Contract: a resumed stage writes the bytes of an uninterrupted one, does not replay finished chunks and deletes its
+    checkpoints."""
     plain = make_context(tmp_path / "plain")
     rollout.run(plain)
-    names = ["data/rollouts/toy/difficulty.json", "data/rollouts/toy/episodes.parquet", "reports/rollout/toy.json"]
-    assert list(outputs(plain.root)) == names
+    files = ["data/rollouts/toy/difficulty.json", "data/rollouts/toy/episodes.parquet", "reports/rollout/toy.json"]
+    assert list(outputs(plain.root)) == files
     assert set(toy_domain.folders) == {plain.root / "data/curated/toy/worlds"}
 
     killed = make_context(tmp_path / "killed")
-    told = []
+    notes = []
 
     @contextmanager
     def dying(label, total, unit="step"):
         def advance(count=1, note=""):
-            told.append(note)
-            if len(told) == 15:
+            notes.append(note)
+            if len(notes) == 15:
                 raise KilledError
 
         yield SimpleNamespace(advance=advance)
@@ -126,71 +126,71 @@ def test_a_killed_stage_ends_with_the_same_bytes_as_an_undisturbed_one(tmp_path,
     restored = []
 
     @contextmanager
-    def listening(label, total, unit="step"):
+    def recording(label, total, unit="step"):
         yield SimpleNamespace(advance=lambda count=1, note="": None, restore=restored.append)
 
-    monkeypatch.setattr(killed, "progress", listening)
+    monkeypatch.setattr(killed, "progress", recording)
     rollout.run(killed)
     assert restored == [6, 6]
     assert outputs(killed.root) == outputs(plain.root)
     assert not list((killed.root / ".bellwether").rglob("*.pt"))
 
-    episodes = read_episodes(killed.root / names[1])
-    shares = json.loads((killed.root / names[0]).read_text())
+    episodes = read_episodes(killed.root / files[1])
+    shares = json.loads((killed.root / files[0]).read_text())
     assert len(episodes) == 21
     assert len(shares) == 7
     for task_id, share in shares.items():
         group = [episode.success for episode in episodes if episode.task_id == task_id]
         assert share == pytest.approx(sum(group) / 3)
     assert "21 episodes on 7 tasks" in capsys.readouterr().out
-    report = json.loads((killed.root / names[2]).read_text())
+    report = json.loads((killed.root / files[2]).read_text())
     assert set(report["pass_at_k"]) == {"1", "2"}
 
 
-def test_what_is_shown_last_is_the_mean_of_all_episodes(tmp_path, toy_domain, monkeypatch):
-    """The reward of the episode that happened to end last says nothing; it stood beside pass@k as if it were the result."""
+def test_progress_ends_with_mean_reward_of_all_episodes(tmp_path, toy_domain, monkeypatch):
+    """Not the reward of the last episode, which would read as the result."""
     context = make_context(tmp_path / "plain")
-    told = []
+    notes = []
 
     @contextmanager
-    def listening(label, total, unit="step"):
-        yield SimpleNamespace(advance=lambda count=1, note="": told.append(note), restore=lambda count: told.append("restored"))
+    def recording(label, total, unit="step"):
+        yield SimpleNamespace(advance=lambda count=1, note="": notes.append(note), restore=lambda count: notes.append("restored"))
 
-    monkeypatch.setattr(context, "progress", listening)
+    monkeypatch.setattr(context, "progress", recording)
     rollout.run(context)
     episodes = read_episodes(context.root / "data/rollouts/toy/episodes.parquet")
-    assert len(told) == len(episodes) == 21
-    assert told[-1] == f"mean reward {sum(episode.reward for episode in episodes) / 21:.2f}"
+    assert len(notes) == len(episodes) == 21
+    assert notes[-1] == f"mean reward {sum(episode.reward for episode in episodes) / 21:.2f}"
 
 
-def test_after_its_shards_the_stage_plays_nothing_and_writes_the_same_bytes(tmp_path, toy_domain, monkeypatch):
-    """Contract: shards leave their chunks and nothing else; what a shard has not done, the stage does."""
+def test_stage_after_shards_writes_same_bytes(tmp_path, toy_domain, monkeypatch):
+    """Contract: a shard writes only its chunks; the stage plays the chunks that no shard has finished."""
     plain, divided = make_context(tmp_path / "plain"), make_context(tmp_path / "divided")
     rollout.run(plain)
     for index in (3, 1):
         rollout.run(replace(divided, shard=Shard(index, 3)))
         assert outputs(divided.root) == {}
-    assert len(list((divided.root / ".bellwether").rglob("*.pt"))) == 3  # of four chunks: 1, 4 and 3
+    assert len(list((divided.root / ".bellwether").rglob("*.pt"))) == 3  # chunks 1, 3 and 4 of four
     restored = []
 
     @contextmanager
-    def listening(label, total, unit="step"):
+    def recording(label, total, unit="step"):
         yield SimpleNamespace(advance=lambda count=1, note="": None, restore=restored.append)
 
-    monkeypatch.setattr(divided, "progress", listening)
+    monkeypatch.setattr(divided, "progress", recording)
     rollout.run(divided)
     assert restored == [6, 6, 3]
     assert outputs(divided.root) == outputs(plain.root)
 
 
-def test_shards_are_numbered_from_one():
+def test_shard_numbers_start_at_one():
     assert [Shard.parse("2/3").owns(number) for number in range(6)] == [False, True, False, False, True, False]
     for wrong in ("0/3", "4/3", "2", "a/b", "1/0", "-1/3"):
         with pytest.raises(ParamsError, match="write 2/4 for the second of four"):
             Shard.parse(wrong)
 
 
-def test_no_training_tasks_is_an_error_that_says_where(tmp_path, toy_domain):
+def test_missing_training_tasks_error_names_file(tmp_path, toy_domain):
     context = make_context(tmp_path / "empty")
     write_tasks(context.root / "data/curated/toy/tasks.parquet", [])
     with pytest.raises(ValueError, match=r"toy/tasks\.parquet has no training tasks"):

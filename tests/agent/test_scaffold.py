@@ -1,4 +1,4 @@
-"""What surrounds the model: text and thoughts never touch the task, a window never changes what an episode keeps."""
+"""Agent scaffolds: thoughts never reach the environment, and a history window does not change what an episode records."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from stages.records.task import Task
 TASK = Task("t", "toy", "test", 0, "find the lamp", {}, 1.0)
 
 
-class Refusing:
-    """Refuses `bad`, ends at `end`, and notes what was played."""
+class RecordingEnvironment:
+    """Rejects `bad`, ends at `end` and records its actions."""
 
     def __init__(self) -> None:
         self.played: list[str] = []
@@ -55,24 +55,25 @@ class Refusing:
     def close(self) -> None: ...
 
 
-def test_the_default_is_the_model_alone() -> None:
-    inner = Refusing()
+def test_default_scaffold_changes_nothing() -> None:
+    inner = RecordingEnvironment()
     assert Scaffold().around(inner) is inner
     assert Scaffold().brief(TASK) is TASK
     assert Scaffold(note="Be brief.").brief(TASK) == replace(TASK, prompt="Be brief.\nfind the lamp")
 
 
-def test_observations_end_with_what_is_recalled() -> None:
+def test_recall_is_appended_to_observations() -> None:
     for recall, end in (("action", " action: go"), ("task", " task: find the lamp"), ("both", " task: find the lamp action: go")):
-        environment = Scaffold(recall=recall).around(Refusing())
+        environment = Scaffold(recall=recall).around(RecordingEnvironment())
         assert environment.reset(TASK).text == "a room"
         assert environment.step("go").observation.text == "seen" + end
-        assert environment.step("end").observation.text == "seen", "the last observation is nobody's to read"
+        assert environment.step("end").observation.text == "seen", "nothing is recalled after the last observation"
 
 
-def test_thoughts_are_answered_and_not_played() -> None:
-    """Contract: a plan comes before the first action, a reflection after each refused one; neither reaches the environment."""
-    inner = Refusing()
+def test_thoughts_do_not_reach_the_environment() -> None:
+    """Contract: a plan is asked for before the first action, a reflection after each rejected one; neither reaches the
+    environment."""
+    inner = RecordingEnvironment()
     environment = Scaffold(think="both").around(inner)
     assert isinstance(environment, Environment)
     assert environment.reset(TASK).text == f"a room\n{ASK_PLAN}"
@@ -90,7 +91,7 @@ def test_thoughts_are_answered_and_not_played() -> None:
     last = environment.step("end")
     assert (last.reward, last.terminated, inner.played) == (1.0, True, ["bad", "end"])
     assert environment.admissible() == ["end"]
-    only_plan = ScaffoldedEnvironment(Refusing(), Scaffold(think="plan"))
+    only_plan = ScaffoldedEnvironment(RecordingEnvironment(), Scaffold(think="plan"))
     only_plan.reset(TASK)
     only_plan.step("a plan")
     assert only_plan.step("bad").observation.text == "seen"
@@ -100,12 +101,12 @@ def turn(tokens: tuple[int, ...], logprob: float) -> Turn:
     return Turn(0, tokens, (logprob,), "stop")
 
 
-def test_draws_vote() -> None:
-    """Contract: without a ranking the action that most draws are is taken, as its first draw; ties go to the likelier one."""
+def test_majority_vote_without_ranking() -> None:
+    """Contract: without a ranking the most frequent action wins, as its first draw; ties go to the higher log-probability."""
     turns = [turn((1,), -0.1), turn((2,), -2.0), turn((2,), -1.0), turn((3,), -0.2)]
     assert choose((), turns, None, str) == 1
     assert choose((), [turn((1,), -2.0), turn((2,), -1.0)], None, str) == 1
-    assert choose((), [*turns, turn((1,), -3.0)], None, str) == 0, "two of each: the first draw of 1 is likelier than that of 2"
+    assert choose((), [*turns, turn((1,), -3.0)], None, str) == 0, "two each: the first draw of 1 has the higher log-prob"
 
 
 @pytest.fixture(scope="module")
@@ -125,16 +126,16 @@ def played(policy: Any, window: int | None, n: int = 1, slots: int = 12, width: 
         return collect(engine, chat, pool, requests, Sampling(max_tokens=4), Labels(3), max_length=160, width=width), engine
 
 
-def test_a_wide_window_changes_nothing(policy: Any) -> None:
+def test_wide_window_changes_nothing(policy: Any) -> None:
     wide, engine = played(policy, 100)
     assert wide == played(policy, None)[0]
     assert engine.counters["cuts"] == 0
     assert played(policy, 1)[1].counters["cuts"] > 0
 
 
-def test_a_turn_depends_on_the_opening_and_the_newest_turns_alone(policy: Any) -> None:
-    """Contract: each turn is what a fresh session of the visible tokens gives under the same key, log-probabilities included,
-    and neighbours have no say."""
+def test_windowed_turn_depends_only_on_visible_tokens(policy: Any) -> None:
+    """Contract: each turn, log-probs included, equals that of a fresh session with the visible tokens and the same key, whatever
+    runs beside it."""
     episodes, _ = played(policy, 1)
     assert played(policy, 1, slots=5, width=2)[0] == episodes
     assert any(len(episode.turns) > 2 for episode in episodes)
@@ -154,14 +155,14 @@ def test_a_turn_depends_on_the_opening_and_the_newest_turns_alone(policy: Any) -
             assert list(alone.logprobs) == pytest.approx(episode.logprob[record.start : record.end], abs=1e-5)
 
 
-def test_choices_work_within_a_window(policy: Any) -> None:
+def test_best_of_n_works_within_a_window(policy: Any) -> None:
     episodes, engine = played(policy, 1, n=3)
     assert engine.counters["decisions"] == sum(len(episode.turns) for episode in episodes)
     assert engine.counters["cuts"] > 0
     assert played(policy, 1, n=3, slots=5, width=2)[0] == episodes
 
 
-def test_a_window_keeps_to_the_engine_contract(policy: Any) -> None:
+def test_window_engine_implements_engine_protocol(policy: Any) -> None:
     engine = WindowEngine(TorchEngine(policy.model, [3], 8, 64), 1)
     assert isinstance(engine, Engine)
     session = engine.open([5, 6, 7])
@@ -176,7 +177,7 @@ def test_a_window_keeps_to_the_engine_contract(policy: Any) -> None:
     turns: list[Turn] = []
     while len(turns) < 3:
         turns += engine.advance()
-    assert len({one.token_ids for one in turns}) == 1, "the same visible tokens and key, the same draws"
+    assert len({one.token_ids for one in turns}) == 1, "equal visible tokens and key give equal draws"
     with pytest.raises(ValueError, match="only an entire session"):
         engine.snapshot(session, 2)
     for one in (session, fork, again):

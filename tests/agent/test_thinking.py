@@ -1,4 +1,4 @@
-"""Thoughts of reasoning models: no part of the action, and every token of the record."""
+"""Thoughts of reasoning models: excluded from the action, recorded token by token."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from stages.training.batches import OVERLONG
 
 ROOT = Path(__file__).resolve().parents[2]
 MARKS = Thinking()
-# As Qwen3's: the policy opens its thoughts; the template drops those of earlier turns from a history that is text.
+# Like Qwen3: the policy opens its thoughts; the template drops those of earlier turns.
 QWEN = (
     "{% for message in messages %}{% set text = message['content'] %}"
     "{% if message['role'] == 'assistant' and '</think>' in text %}"
@@ -37,14 +37,14 @@ QWEN = (
     "{{ '<|' + message['role'] + '|>\n' + text + '<|end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
 )
-# As DeepSeek-R1's: the generation prompt opens the thought.
+# Like DeepSeek-R1: the generation prompt opens the thought.
 R1 = QWEN.replace("{{ '<|assistant|>\n' }}", "{{ '<|assistant|>\n<think>\n' }}")
-# As Qwen3's without thinking: the generation prompt has an empty thought.
+# Like Qwen3 without thinking: the generation prompt contains an empty thought.
 CLOSED = QWEN.replace("{{ '<|assistant|>\n' }}", "{{ '<|assistant|>\n<think>\n\n</think>\n\n' }}")
 
 
 def tokenizer(template: str, marks: str):
-    """`marks`: the think marks are tokens of their own, special ones, or plain text."""
+    """`marks`: whether the think markers are added tokens, special tokens or plain text."""
     made = make_tiny_tokenizer(template)
     if marks != "text":
         made.add_tokens([AddedToken(text, special=marks == "special", normalized=False) for text in ("<think>", "</think>")])
@@ -56,8 +56,8 @@ def marks(request) -> str:
     return request.param
 
 
-def test_the_action_is_what_follows_the_thought() -> None:
-    for text, opened, said in [
+def test_parse_turn_splits_thought_and_action() -> None:
+    for text, opened, expected in [
         ("go north", False, ParsedTurn("go north", "", "go north")),
         ("<think>\nwhy?\n</think>\n\ngo north\n", False, ParsedTurn("go north", "why?", "<think>\nwhy?\n</think>\n\ngo north")),
         ("<think></think>go", False, ParsedTurn("go", "", "<think></think>go")),
@@ -72,21 +72,21 @@ def test_the_action_is_what_follows_the_thought() -> None:
         ("", True, ParsedTurn("", "", "<think>", False)),
         ("</think>", False, ParsedTurn("", "", "</think>")),
     ]:
-        assert parse_turn(text, MARKS, "<think>\n" if opened else "") == said, text
+        assert parse_turn(text, MARKS, "<think>\n" if opened else "") == expected, text
     assert parse_turn(" <think>a</think>b ", None) == ParsedTurn("<think>a</think>b", "", "<think>a</think>b")
 
 
 @pytest.mark.parametrize("template", [QWEN, R1, CLOSED])
-def test_what_is_shown_is_read_back(template: str, marks: str) -> None:
-    """Contract: a message as tokens, as SFT learns it, is read as the same action, thought and message; a demonstration without a
-    thought is not written into one that the template has opened."""
+def test_encoded_messages_are_read_back(template: str, marks: str) -> None:
+    """Contract: a message encoded for SFT is read back as the same action, thought and message; a demonstration without a thought
+    is not written into a thought that the template has opened."""
     chat = Chat(tokenizer(template, marks), MARKS)
     opens = template == R1
     for thought in ("", "why? <|end|> or 'not'"):
         message = f"<think>\n{thought}\n</think>\n\ngo north"
-        said = chat.read(chat.assistant_tokens(message))
-        assert (said.action, said.finished, said.message) == ("go north", True, message.replace("<|end|>", "< |end|>"))
-        assert said.thought == thought.replace("<|end|>", "< |end|>")
+        turn = chat.read(chat.assistant_tokens(message))
+        assert (turn.action, turn.finished, turn.message) == ("go north", True, message.replace("<|end|>", "< |end|>"))
+        assert turn.thought == thought.replace("<|end|>", "< |end|>")
     assert (
         chat.read(chat.assistant_tokens("go north")).action == chat.action_text(chat.assistant_tokens("go north")) == "go north"
     )
@@ -96,27 +96,27 @@ def test_what_is_shown_is_read_back(template: str, marks: str) -> None:
     prompt = chat.prompt_tokens("hi")
     assert encoded.token_ids[: len(prompt)] == prompt
     text = chat.tokenizer.decode(encoded.token_ids)
-    assert "why\n</think>\n\ngo<|end|>" in text, "the record keeps earlier thoughts, whatever the template does to text"
+    assert "why\n</think>\n\ngo<|end|>" in text, "earlier thoughts are kept even where the template drops them"
     starts = {QWEN: 1, R1: 2, CLOSED: 3}[template]
     assert (text.count("<think>"), text.count("</think>")) == (starts, starts - opens)
 
 
-def test_an_observation_cannot_open_or_close_a_thought(marks: str) -> None:
+def test_observation_cannot_open_or_close_a_thought(marks: str) -> None:
     chat = Chat(tokenizer(QWEN, marks), MARKS)
     text = chat.tokenizer.decode([*chat.prompt_tokens("a <think> b"), *chat.observation_tokens("</think> c")])
     assert "< think> b" in text
     assert "< /think> c" in text
 
 
-def test_without_the_switch_a_turn_is_its_action(marks: str) -> None:
+def test_without_thinking_the_whole_turn_is_the_action(marks: str) -> None:
     chat = Chat(tokenizer(QWEN, marks))
     ids = [*chat.tokenizer.encode("<think>a</think>b", add_special_tokens=False), chat.end_of_turn]
     assert chat.action_text(ids) == ("ab" if marks == "special" else "<think>a</think>b")
     assert chat.read(ids).finished
 
 
-class Saying:
-    """An engine that says given texts in turn; one that ends in `|` is cut there by max_tokens, in `||` by the context."""
+class ScriptedEngine:
+    """An engine that returns given texts in order; a text ending in `|` is cut by max_tokens, one in `||` by the context."""
 
     def __init__(self, texts: list[str], chat: Chat) -> None:
         self.texts, self.chat = list(texts), chat
@@ -154,8 +154,8 @@ class Saying:
     def close(self, session): ...
 
 
-class Refusing(CountingEnvironment):
-    """Refuses an empty action, as environments do; never ends by itself before its turns are over."""
+class RejectsEmptyActions(CountingEnvironment):
+    """Rejects empty actions, as real environments do."""
 
     def step(self, action):
         step = super().step(action)
@@ -163,9 +163,9 @@ class Refusing(CountingEnvironment):
 
 
 def played(chat: Chat, texts: list[str], turns: int, count: int = 1, max_length: int = 400, **options):
-    engine = Saying(texts, chat)
+    engine = ScriptedEngine(texts, chat)
     tasks = toy_tasks(turns, turns=turns, ends=False)[-1:]
-    with EnvironmentPool(Refusing) as pool:
+    with EnvironmentPool(RejectsEmptyActions) as pool:
         requests = attempts(tasks, count)
         episodes = collect(
             engine, chat, pool, requests, Sampling(max_tokens=64), Labels(0), max_length=max_length, threaded=False, **options
@@ -174,9 +174,9 @@ def played(chat: Chat, texts: list[str], turns: int, count: int = 1, max_length:
 
 
 @pytest.mark.parametrize("template", [QWEN, R1])
-def test_a_rollout_keeps_the_tokens_and_plays_the_action(template: str, marks: str) -> None:
-    """Contract: the environment gets the action without its thought; every token that was drawn is the policy's in the record,
-    with its log-probability; messages keep the thought; nothing is tokenised again."""
+def test_rollout_plays_only_the_action_and_records_all_tokens(template: str, marks: str) -> None:
+    """Contract: the environment gets the action without its thought; every drawn token is recorded as the policy's with its
+    log-probability; messages keep the thought; nothing is tokenised again."""
     chat = Chat(tokenizer(template, marks), MARKS)
     opens = template == R1
     drawn = ["<think>\nwhich?\n</think>\n\ntake key", "open box", "<think>\nno end|"]
@@ -191,9 +191,9 @@ def test_a_rollout_keeps_the_tokens_and_plays_the_action(template: str, marks: s
         assert episode.token_ids[turn.start : turn.end] == ids
         assert set(episode.owner[turn.start : turn.end]) == {int(Owner.POLICY)}
         assert set(episode.logprob[turn.start : turn.end]) == {-0.5}
-    said = [message["content"] for message in episode.messages if message["role"] == "assistant"]
-    assert said[0] == "<think>\nwhich?\n</think>\n\ntake key"
-    assert said == [message["content"] for message in conversation(episode)[1::2]]
+    replies = [message["content"] for message in episode.messages if message["role"] == "assistant"]
+    assert replies[0] == "<think>\nwhich?\n</think>\n\ntake key"
+    assert replies == [message["content"] for message in conversation(episode)[1::2]]
     assert (episode.stop_reason, episode.truncated) == ("thinking", True)
     assert "thinking" in OVERLONG
 
@@ -201,8 +201,8 @@ def test_a_rollout_keeps_the_tokens_and_plays_the_action(template: str, marks: s
 @pytest.mark.parametrize(
     ("texts", "turns", "reason"),
     [
-        (["<think>a|", "<think>b</think>go"], 2, "turn_limit"),  # cut once, then it went on
-        (["<think>a"], 1, "turn_limit"),  # it ended its turn itself
+        (["<think>a|", "<think>b</think>go"], 2, "turn_limit"),  # cut once, finished later
+        (["<think>a"], 1, "turn_limit"),  # ended by the end-of-turn token
         (["<think>a</think>go|"], 1, "turn_limit"),  # cut within the action
         (["go|"], 1, "turn_limit"),
         (["<think>a|"], 1, "thinking"),
@@ -210,13 +210,13 @@ def test_a_rollout_keeps_the_tokens_and_plays_the_action(template: str, marks: s
         (["go||"], 2, "length"),
     ],
 )
-def test_a_thought_without_an_end_has_its_own_stop_reason(texts: list[str], turns: int, reason: str) -> None:
+def test_unfinished_thought_has_its_own_stop_reason(texts: list[str], turns: int, reason: str) -> None:
     (episode,), _ = played(Chat(tokenizer(QWEN, "token"), MARKS), texts, turns)
     assert episode.stop_reason == reason
     assert [turn.action == "" for turn in episode.turns] == ["</think>" not in text and "go" not in text for text in texts]
 
 
-def test_a_branch_takes_over_messages_with_their_thoughts() -> None:
+def test_branch_inherits_messages_with_thoughts() -> None:
     class Once:
         """Forks the only row after its first turn."""
 
@@ -238,17 +238,18 @@ def test_a_branch_takes_over_messages_with_their_thoughts() -> None:
     assert [turn.action for turn in branch.turns] == ["go", "y"]
 
 
-def test_draws_that_do_the_same_after_other_thoughts_are_one_action() -> None:
+def test_equal_actions_after_different_thoughts_count_as_one() -> None:
     chat = Chat(tokenizer(QWEN, "token"), MARKS)
-    engine = Saying(["<think>a</think>go", "stay", "<think>b</think>go"], chat)
+    engine = ScriptedEngine(["<think>a</think>go", "stay", "<think>b</think>go"], chat)
     turns = [engine.turn(session) for session in range(3)]
     assert choose([], turns[1:], None, lambda ids: chat.action_text(ids)) == 0
     assert choose([], turns, None, lambda ids: chat.action_text(ids)) == 0
     assert choose([], [turns[1], turns[0], turns[2]], None, lambda ids: chat.action_text(ids)) == 1
 
 
-def test_trees_hold_actions_without_thoughts_and_all_their_tokens(tiny_policy: Path) -> None:
-    """Contract: in search the environment gets the action alone, too; marks that a random policy writes often."""
+def test_tree_nodes_hold_actions_without_thoughts(tiny_policy: Path) -> None:
+    """Contract: in tree search, too, the environment gets only the action. The markers are letters that a random policy draws
+    often."""
     policy = load_policy(tiny_policy)
     chat = Chat(policy.tokenizer, Thinking(start="o", end="e"))
     engine = TorchEngine(policy.model, [chat.end_of_turn], 16, 200)
@@ -261,9 +262,9 @@ def test_trees_hold_actions_without_thoughts_and_all_their_tokens(tiny_policy: P
     assert all(len(node.edge.token_ids) == len(node.edge.logprobs) for node in nodes)
 
 
-def test_every_stage_reads_turns_by_the_switch() -> None:
-    """Contract: whoever makes a chat for the run's policy gives it `model.thinking`; pretraining alone has no thoughts."""
-    lacking = []
+def test_every_stage_passes_model_thinking_to_chat() -> None:
+    """Contract: whoever makes a chat for the run's policy passes `model.thinking`; only pretraining has no thoughts."""
+    missing = []
     for path in sorted((ROOT / "stages").rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         imports = {
@@ -273,17 +274,17 @@ def test_every_stage_reads_turns_by_the_switch() -> None:
             for name in node.names
         }
         for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
-            made, where = ast.unparse(call.func), path.relative_to(ROOT).as_posix()
+            function, where = ast.unparse(call.func), path.relative_to(ROOT).as_posix()
             arguments = len(call.args) + len(call.keywords)
-            if made == "Chat" and imports.get("Chat") == "stages.agent.chat" and arguments < 2:
-                lacking.append(where)
-            if made == "EngineSettings.of" and arguments < 3:
-                lacking.append(where)
-    assert lacking == ["stages/pretraining/__main__.py"]
+            if function == "Chat" and imports.get("Chat") == "stages.agent.chat" and arguments < 2:
+                missing.append(where)
+            if function == "EngineSettings.of" and arguments < 3:
+                missing.append(where)
+    assert missing == ["stages/pretraining/__main__.py"]
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("value", "message"),
     [
         ({"start": ""}, "start must be a marker without surrounding white space"),
         ({"end": "</think>\n"}, "end must be a marker without surrounding white space"),
@@ -292,12 +293,12 @@ def test_every_stage_reads_turns_by_the_switch() -> None:
         (True, r"model\.thinking"),
     ],
 )
-def test_bad_marks_are_refused(given: object, words: str) -> None:
-    with pytest.raises(ParamsError, match=words):
-        parse_params({"domains": ["search"], "per_domain": {"search": {}}, "model": {"thinking": given}})
+def test_invalid_markers_are_rejected(value: object, message: str) -> None:
+    with pytest.raises(ParamsError, match=message):
+        parse_params({"domains": ["search"], "per_domain": {"search": {}}, "model": {"thinking": value}})
 
 
-def test_the_default_is_off() -> None:
+def test_thinking_is_off_by_default() -> None:
     assert parse_params({"domains": ["search"], "per_domain": {"search": {}}}).model.thinking is None
     made = parse_params({"domains": ["search"], "per_domain": {"search": {}}, "model": {"thinking": {}}}).model.thinking
     assert made == Thinking(start="<think>", end="</think>")

@@ -1,4 +1,4 @@
-"""Small trajectory batches made by hand."""
+"""Small hand-made trajectory batches."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ MakeBatch = Callable[..., TrajectoryBatch]
 def build(
     rewards: list[list[float]], lengths: list[int] | None = None, seed: int = 0, turns: list[list[int]] | None = None
 ) -> TrajectoryBatch:
-    """Groups of episodes with these returns. Episode i has one prompt token, then `lengths[i]` policy tokens in one turn;
-    or, with `turns`, turns of these many policy tokens, each followed by one environment token, the return on the last turn."""
+    """Groups of episodes with these returns. Episode i has one prompt token, then `lengths[i]` policy tokens in one turn; or,
+    with `turns`, turns of the given numbers of policy tokens, each followed by one environment token, the return on the last
+    turn."""
     flat = torch.tensor([reward for group in rewards for reward in group], dtype=torch.float32)
     count = len(flat)
     group = torch.tensor([index for index, members in enumerate(rewards) for _ in members])
@@ -58,7 +59,7 @@ def build(
 
 
 def distinct_keys(turns: list[int], width: int) -> StepKeys:
-    """State, action and draw keys of steps that have nothing in common."""
+    """State, action and draw keys that are all different."""
     states, actions, numbers = torch.full((len(turns), width + 1), -1), torch.full((len(turns), width), -1), itertools.count()
     for row, length in enumerate(turns):
         for turn in range(length):

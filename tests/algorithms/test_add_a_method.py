@@ -1,4 +1,4 @@
-"""A module alone adds a method."""
+"""Adding a method takes one module."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ NAME = "added"
 
 @pytest.fixture
 def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The module of gpg under a new name, in a folder where methods are found."""
+    """A copy of gpg under a new name, in a folder where methods are found."""
     (tmp_path / f"{NAME}.py").write_text((ROOT / "stages/algorithms/methods/gpg.py").read_text().replace("gpg", NAME))
     monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(tmp_path)])
     monkeypatch.delitem(sys.modules, f"{methods.__name__}.{NAME}", raising=False)
 
 
-def test_one_module_is_all_it_takes(added: None, make_batch) -> None:
-    """Contract: the file alone makes the name known, the card is complete, the method runs, and typos are told from it."""
+def test_one_module_registers_a_method(added: None, make_batch) -> None:
+    """Contract: the file alone registers the name, its card is complete, the method runs, and misspelt names suggest it."""
     assert NAME in names()
     assert NAME in [card.slug for card in cards()]
     assert composition(NAME).card.switch == f"rl.algorithm: {NAME}"

@@ -1,4 +1,4 @@
-"""Advantages against hand-computed numbers of shared/methods (survey_taxonomy, lite_ppo)."""
+"""Advantages against hand-computed numbers."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ def advantages(rewards: list[list[float]], mean: str, std: str) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("mean", "std", "value"), [("group", "group", 0.8660), ("leave_one_out", "none", 0.6667), ("group", "none", 0.5)]
 )
-def test_grpo_rloo_dr_grpo_numbers(mean: str, std: str, value: float) -> None:
+def test_grpo_rloo_and_dr_grpo_advantages(mean: str, std: str, value: float) -> None:
     assert_near(advantages([[1, 0, 0, 1]], mean, std), [[value, -value, -value, value]], atol=1e-4)
 
 
 @pytest.mark.parametrize("mean", ["group", "batch", "leave_one_out"])
 @pytest.mark.parametrize("std", ["none", "group", "batch"])
 @pytest.mark.parametrize("value", [0.0, 1.0, 0.3])
-def test_equal_rewards_have_no_advantage(mean: str, std: str, value: float) -> None:
+def test_equal_rewards_have_zero_advantage(mean: str, std: str, value: float) -> None:
     assert_near(advantages([[value] * 4, [value] * 4], mean, std), [[0.0] * 4] * 2, atol=1e-7)
 
 
-def test_batch_std_is_of_the_uncentred_rewards() -> None:
-    """lite_ppo 1: s over all raw rewards with n-1; and GRPO on the same rewards."""
+def test_batch_std_uses_uncentred_rewards() -> None:
+    """The std of all raw rewards with n - 1; GRPO on the same rewards for comparison."""
     rewards = [[1, 0, 0, 0], [1, 1, 1, 0]]
     assert_near(
         scale(torch.tensor([1.0, 0, 0, 0, 1, 1, 1, 0]), torch.zeros(8, dtype=torch.int64), "batch"), [0.534522] * 8, atol=1e-5
@@ -44,23 +44,21 @@ def test_batch_std_is_of_the_uncentred_rewards() -> None:
     assert_near(advantages(rewards, "group", "group"), [[1.5, -0.5, -0.5, -0.5], [0.5, 0.5, 0.5, -1.5]], atol=1e-5)
 
 
-def test_a_dead_group_counts_in_the_batch_std_and_stays_exactly_zero() -> None:
-    """lite_ppo 2."""
+def test_dead_group_counts_in_batch_std_and_has_zero_advantage() -> None:
     result = advantages([[1, 1, 1, 1], [1, 1, 1, 0]], "group", "batch")
     assert result[0].tolist() == [0.0] * 4
     assert_near(result[1], [0.70711, 0.70711, 0.70711, -2.12132], atol=1e-5)
 
 
-def test_saturated_batch_amplifies() -> None:
-    """lite_ppo 3."""
+def test_nearly_saturated_batch_amplifies_advantages() -> None:
     rewards = [[1, 1, 1, 1]] * 15 + [[1, 1, 1, 0]]
     assert_near(advantages(rewards, "group", "batch")[15], [2, 2, 2, -6], atol=1e-4)
     assert_near(advantages(rewards, "group", "group")[15], [0.5, 0.5, 0.5, -1.5], atol=1e-5)
 
 
 @pytest.mark.parametrize("std", ["none", "group", "batch"])
-def test_shifts_of_the_rewards(std: str) -> None:
-    """lite_ppo 6: a shift of one group leaves its centred rewards, a shift of all leaves the advantages."""
+def test_advantages_are_invariant_to_reward_shifts(std: str) -> None:
+    """Shifting all rewards keeps the advantages; shifting one group keeps its centred rewards."""
     rewards = [[1.0, 0.0, 0.5, 0.0], [1.0, 1.0, 1.0, 0.0]]
     shifted = [[value + 3 for value in group] for group in rewards]
     torch.testing.assert_close(advantages(shifted, "group", std), advantages(rewards, "group", std), rtol=1e-5, atol=1e-6)
@@ -69,16 +67,16 @@ def test_shifts_of_the_rewards(std: str) -> None:
     )
 
 
-def test_reductions() -> None:
-    """lite_ppo 7 and survey_taxonomy 7: one group makes batch std GRPO's; RLOO is G/(G-1) times the group-centred rewards."""
+def test_one_group_makes_batch_and_group_statistics_agree() -> None:
+    """With one group batch and group statistics agree; RLOO is G/(G-1) times the group-centred rewards."""
     rewards = [[1.0, 0.0, 0.25, 0.0, 1.0]]
     torch.testing.assert_close(advantages(rewards, "group", "batch"), advantages(rewards, "group", "group"))
     torch.testing.assert_close(advantages(rewards, "batch", "none"), advantages(rewards, "group", "none"))
     torch.testing.assert_close(advantages(rewards, "leave_one_out", "none"), advantages(rewards, "group", "none") * 5 / 4)
 
 
-def test_equal_group_statistics_make_batch_std_the_group_std_up_to_bessel() -> None:
-    """lite_ppo 7: groups of equal mean and variance, G = 4, N = 3: s_batch^2 (12-1)/12 = s_group^2 (4-1)/4."""
+def test_batch_std_equals_group_std_up_to_bessel_for_equal_groups() -> None:
+    """Groups of equal mean and variance, G = 4, N = 3: s_batch^2 (12-1)/12 = s_group^2 (4-1)/4."""
     group = torch.tensor([0] * 4 + [1] * 4 + [2] * 4)
     rewards = torch.tensor([1.0, 0, 0, 1] * 3)
     batch_std, group_std = scale(rewards, group, "batch")[0] - 1e-6, scale(rewards, group, "group")[0] - 1e-6
@@ -86,19 +84,19 @@ def test_equal_group_statistics_make_batch_std_the_group_std_up_to_bessel() -> N
 
 
 @pytest.mark.parametrize("mean", ["group", "leave_one_out"])
-def test_a_group_of_one_is_refused(mean: str) -> None:
+def test_group_of_one_is_rejected(mean: str) -> None:
     with pytest.raises(ValueError, match="group_size >= 2"):
         baseline(torch.tensor([1.0]), torch.tensor([0]), mean)
 
 
-def test_group_advantage_is_on_policy_tokens_only(make_batch) -> None:
+def test_group_advantage_is_zero_outside_policy_tokens(make_batch) -> None:
     batch = group_advantage(make_batch([[1, 0]], lengths=[2, 4]), Advantage(mean="group", std="none"))
     assert batch.advantages is not None
     assert batch.advantages[~batch.mask].abs().sum() == 0
     assert_near(batch.advantages[batch.mask], [0.5, 0.5, -0.5, -0.5, -0.5, -0.5], atol=1e-5)
 
 
-def test_whitening_is_over_the_mask() -> None:
+def test_whitening_uses_only_masked_tokens() -> None:
     mask = torch.tensor([[True, True, False], [True, True, False]])
     whitened = masked_whiten(torch.tensor([[1.0, 2, 99], [3, 4, -99]]), mask)
     assert_near(whitened[mask].mean(), 0.0, atol=1e-5)

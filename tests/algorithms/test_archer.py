@@ -1,4 +1,4 @@
-"""ArCHer's advantages and losses: numbers worked out by hand, limits, refusals."""
+"""ArCHer's advantages and losses: hand-computed numbers, limits, rejected settings."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from stages.runtime.validation import ParamsError
 
 
 def valued(make_batch: Any, q: list[tuple[float, float]], v: list[tuple[float, float]], tokens: list[int]) -> TrajectoryBatch:
-    """One episode with a turn of so many tokens for each pair of twins."""
+    """One episode; per turn its number of tokens and the twin critics' values."""
     batch = make_batch([[1.0]], turns=[tokens])
     return batch.with_extra(TurnCritic(torch.tensor([q]), torch.tensor([v])))
 
 
-def test_the_advantage_by_hand(make_batch) -> None:
-    """archer 2: Q = (0.7, 0.4), V = (0.5, 0.6): 0.4 - 0.5 = -0.1, on every token of the turn and nowhere else."""
+def test_advantage_is_min_q_minus_min_v(make_batch) -> None:
+    """Q = (0.7, 0.4), V = (0.5, 0.6): min Q - min V = 0.4 - 0.5 = -0.1 on every token of the turn, 0 elsewhere."""
     batch = valued(make_batch, [(0.7, 0.4), (2.0, 3.0)], [(0.5, 0.6), (1.0, 0.0)], [2, 1])
     found = resolve(Rl(algorithm="archer")).prepare(batch)
     torch.testing.assert_close(found.advantages[found.mask], torch.tensor([-0.1, -0.1, 2.0]))
     assert not found.advantages[~found.mask].any()
     assert found.metrics["q_mean"] == pytest.approx((0.4 + 2.0) / 2)
-    # Q and what came of it, gamma 0.95: (0.4, 2.0) and (0.95, 1.0) rise together.
+    # Q is (0.4, 2.0), the discounted returns are (0.95, 1.0): both rise.
     assert found.metrics["q_correlation"] == pytest.approx(1.0)
     with pytest.raises(ValueError, match="has none"):
         resolve(Rl(algorithm="archer")).prepare(make_batch([[1.0]]))
 
 
 def loss_and_gradient(make_batch: Any, section: dict[str, Any], advantage: float) -> tuple[float, torch.Tensor]:
-    """Of one turn with token log-probabilities -0.5 and -1."""
+    """Of one turn with token log-probs -0.5 and -1."""
     algorithm = resolve(Rl.model_validate(section))
     batch = algorithm.prepare(valued(make_batch, [(advantage, advantage)], [(0.0, 0.0)], [2]))
     logprobs = torch.where(batch.mask, torch.tensor([[0.0, -0.5, -1.0, 0.0]]), torch.zeros(())).requires_grad_()
@@ -47,15 +47,15 @@ def loss_and_gradient(make_batch: Any, section: dict[str, Any], advantage: float
     return float(terms.loss.detach()), gradient[batch.mask]
 
 
-def test_the_actor_loss_by_hand(make_batch) -> None:
-    """archer 3: log-probabilities (-0.5, -1), A = 2: 3.0, and the same weight 2 for each token."""
+def test_actor_loss_and_gradient(make_batch) -> None:
+    """Log-probs (-0.5, -1), A = 2: loss 3.0, weight 2 for each token."""
     loss, gradient = loss_and_gradient(make_batch, {"algorithm": "archer"}, 2.0)
     assert loss == pytest.approx(3.0)
     assert gradient.tolist() == [-2.0, -2.0]
 
 
-def test_advantage_weights_by_hand(make_batch) -> None:
-    """archer 6: A = 0 is behaviour cloning, A = 1 weighs 2.718; inv_temp multiplies A; weights are cut."""
+def test_exponential_advantage_weights(make_batch) -> None:
+    """A = 0 is behaviour cloning, A = 1 has weight 2.718; inv_temp multiplies A; max_weight bounds weights."""
     for advantage, settings, weight in (
         (0.0, {}, 1.0),
         (1.0, {}, math.e),
@@ -69,8 +69,8 @@ def test_advantage_weights_by_hand(make_batch) -> None:
         assert gradient.tolist() == pytest.approx([-weight, -weight], rel=1e-5)
 
 
-def test_a_baseline_of_tokens_is_subtracted_and_fitted_to_the_advantage(make_batch) -> None:
-    """With b: weight A - b on each token, and b's target is A."""
+def test_token_baseline_is_subtracted_and_fitted_to_advantage(make_batch) -> None:
+    """Each token has the advantage A - b; the target of b is A."""
     batch = valued(make_batch, [(1.0, 2.0)], [(0.5, 0.25)], [3])
     baseline = torch.tensor([[0.0, 0.1, 0.2, 0.5, 0.0]])
     algorithm = resolve(Rl(algorithm="archer", advantage={"token_baseline": True}))
@@ -81,8 +81,8 @@ def test_a_baseline_of_tokens_is_subtracted_and_fitted_to_the_advantage(make_bat
     torch.testing.assert_close(found.returns[found.mask], torch.full((3,), 0.75))
 
 
-def test_one_token_per_turn_is_an_actor_critic_of_tokens(make_batch) -> None:
-    """Limit: with exact values the advantages are those of GAE with lam 0 at level turn, r + V' - V, for undiscounted returns."""
+def test_one_token_per_turn_equals_token_level_actor_critic(make_batch) -> None:
+    """Limit: with exact values the advantages are those of undiscounted GAE with lam 0, r + V' - V."""
     values = torch.tensor([0.2, 0.6, 0.9])
     rewards = torch.tensor([0.0, 0.0, 1.0])
     q = rewards + torch.cat([values[1:], torch.zeros(1)])
@@ -94,7 +94,7 @@ def test_one_token_per_turn_is_an_actor_critic_of_tokens(make_batch) -> None:
     torch.testing.assert_close(found, a2c.advantages[batch.mask])
 
 
-REFUSED: list[tuple[dict[str, Any], str]] = [
+REJECTED: list[tuple[dict[str, Any], str]] = [
     (
         {"algorithm": "grpo", "replay": {"tau": 0.5}},
         r"rl\.replay\.tau has no effect here: it needs advantage\.estimator: utterance",
@@ -144,22 +144,22 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("values", "message"), REFUSED)
-def test_senseless_combinations_are_refused(values: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize(("values", "message"), REJECTED)
+def test_conflicting_settings_are_rejected(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ParamsError, match=message):
         resolve(Rl.model_validate(values), 64)
 
 
-def test_played_actions_are_learnt_from_once() -> None:
-    """Contract: null is one batch of the step's own episodes; more are for losses that know how far the policy has moved."""
+def test_played_actions_get_one_policy_update_by_default() -> None:
+    """Contract: more updates are allowed only for losses that correct for the policy's change."""
     assert resolve(Rl.model_validate({"algorithm": "archer", "replay": {"actions": "played"}})).rl.replay.policy_updates == 1
     assert resolve(Rl(algorithm="archer")).rl.replay.policy_updates == 2
     twice = {"algorithm": "archer", "replay": {"actions": "played", "policy_updates": 2}, "loss": {"kind": "ppo_clip"}}
     assert resolve(Rl.model_validate(twice)).rl.replay.policy_updates == 2
 
 
-def test_the_critic_must_suit_a_domains_returns() -> None:
-    """Contract: supports hold returns as wordle's of -6 to 0, wherever the critic starts."""
+def test_critic_support_must_contain_the_returns() -> None:
+    """Contract: the default support holds returns like wordle's, -6 to 0, for either critic.init."""
     for section in ({}, {"init": "value_model"}):
         check_returns(resolve(Rl.model_validate({"algorithm": "archer", "critic": section})).rl, -6.0, 0.0)
     rl = resolve(Rl.model_validate({"algorithm": "archer", "critic": {"head": {"loss": "two_hot"}}})).rl
@@ -168,8 +168,8 @@ def test_the_critic_must_suit_a_domains_returns() -> None:
         check_returns(rl, -6.0, 0.0)
 
 
-def test_the_critic_takes_over_the_step_value_model_with_its_head_alone() -> None:
-    """Contract: rl.critic.init: value_model is refused where the heads differ, and under LoRA."""
+def test_critic_init_from_value_model_needs_equal_heads() -> None:
+    """Contract: rl.critic.init: value_model is rejected where the heads differ, and under LoRA."""
     values: dict[str, Any] = {"domains": ["search"], "per_domain": {"search": {}}}
     parse_params({**values, "rl": {"algorithm": "ppo", "critic": {"init": "value_model"}}})
     archer = {"algorithm": "archer", "critic": {"init": "value_model"}}

@@ -1,4 +1,5 @@
-"""ARPO against its dossier's numbers. How branches are played: tests/agent/test_branching.py."""
+"""ARPO's branching plan, advantages and rewards against the paper's worked example. Rollouts with branches:
+tests/agent/test_branching.py."""
 
 from __future__ import annotations
 
@@ -22,15 +23,15 @@ DRAWS = [index / 1000 for index in range(1000)]
 
 
 @pytest.mark.parametrize(("rise", "expected"), [(0, 0.5), (1, 0.7), (-1, 0.3), (3, 1.0), (-3, 0.0)])
-def test_chance_of_a_branch(rise: float, expected: float) -> None:
-    """1: over draws spaced evenly in [0, 1); without a weight the rise has no say, and a chance of 0 is never."""
+def test_branch_probability(rise: float, expected: float) -> None:
+    """Over draws spaced evenly in [0, 1); with weight 0 the rise has no effect, and probability 0 never branches."""
     assert sum(branches(draw, rise, 0.5, 0.2) for draw in DRAWS) / 1000 == pytest.approx(expected, abs=2e-3)
     assert sum(branches(draw, rise, 0.5, 0.0) for draw in DRAWS) / 1000 == pytest.approx(0.5, abs=2e-3)
     assert not any(branches(draw, rise, 0.0, 0.0) for draw in DRAWS)
 
 
-def test_entropy_of_a_turn() -> None:
-    """20 tokens, uniform over 10 candidates, vocabulary of e^11.93: the sum is 46.05 / 11.93 = 3.86, the mean a twentieth."""
+def test_turn_entropy_sum_and_mean() -> None:
+    """20 tokens, uniform over 10 candidates, vocabulary e^11.93: the sum is 46.05 / 11.93 = 3.86, the mean 3.86 / 20."""
     entropies = [math.log(10)] * 30
     vocabulary = round(math.exp(11.93))
     assert turn_entropy(entropies, 20, "sum", vocabulary) == pytest.approx(3.86, abs=1e-2)
@@ -39,7 +40,7 @@ def test_entropy_of_a_turn() -> None:
 
 
 def path(row: int, *turns: float, inherited: int = 0, moved: bool = True, alive: bool = True) -> Path:
-    """Turns of one token whose entropy is so many times ln 100."""
+    """Turns of one token each, with entropies in units of ln 100."""
     return Path(row, inherited, tuple((value * math.log(100),) for value in turns), moved, alive)
 
 
@@ -48,24 +49,24 @@ def plan(**values) -> EntropyPlan:
     return EntropyPlan(resolve(Rl.model_validate(section)).rl.branching, 100)
 
 
-def test_where_episodes_branch() -> None:
-    """Behind the answer before the turn whose entropy rose (answer), or behind the newest answer (call), which an episode that is
-    over does not have; at the first answer nothing has risen yet under call."""
+def test_branch_point_for_each_probe() -> None:
+    """answer: after the answer before the turn whose entropy rose; call: after the newest answer, which a finished episode lacks,
+    and the first answer has no rise yet."""
     paths = [path(0, 0.5, 2.0), path(1, 0.5, 0.4), path(2, 0.5), path(3, 0.5, 2.0, alive=False), path(4, 0.5, 2.0, moved=False)]
     found = {probe: [(fork.row, fork.turns) for fork in plan(probe=probe).grow(paths, 9, "key")] for probe in ("answer", "call")}
     assert found == {"answer": [(0, 1), (3, 1)], "call": [(0, 2)]}
 
 
-def test_beam_and_places() -> None:
+def test_beam_and_free_rows_limit_forks() -> None:
     paths = [path(row, 0.0, 2.0) for row in range(3)]
     assert [fork.row for fork in plan(beam=3).grow(paths, 9, "key")] == [0, 0, 1, 1, 2, 2]
     assert [fork.row for fork in plan(beam=3).grow(paths, 3, "key")] == [0, 0, 1]
     assert plan(beam=1).grow(paths, 9, "key") == []
 
 
-def test_what_a_branchs_rise_counts_from() -> None:
-    """inherit: from the first turn of all; else from the branch's own first turn, which then has none. It does not branch once
-    more where it came from."""
+def test_entropy_rise_of_a_branch() -> None:
+    """inherit: relative to the first turn overall; otherwise to the branch's own first turn, which has no rise itself. A branch
+    does not branch again at its own branch point."""
     branch = path(1, 0.5, 0.5, 2.0, 1.0, inherited=2)
     assert plan().rise(branch) == pytest.approx(0.5)
     assert plan(inherit=False).rise(branch) == pytest.approx(-1.0)
@@ -77,8 +78,7 @@ def with_draws(batch: TrajectoryBatch, draws: list[list[int]]) -> TrajectoryBatc
     return batch.with_extra(replace(batch.get(StepKeys), draws=torch.tensor(draws)))
 
 
-def test_draws_have_keys_of_their_own() -> None:
-    """Contract: by the group's key, row and turn alone."""
+def test_branch_draws_depend_only_on_key_row_and_turn() -> None:
     half = plan(base=0.5, entropy_weight=0.0)
     paths = [path(row, 0.5, 0.5) for row in range(40)]
     rows = [fork.row for fork in half.grow(paths, 99, "key")]
@@ -92,14 +92,12 @@ def test_draws_have_keys_of_their_own() -> None:
     [([1, 1, 0, 0], [0.8660, 0.8660, -0.8660, -0.8660]), ([1.1, 1, 0, -1], [0.8380, 0.7364, -0.2793, -1.2951])],
 )
 def test_soft_advantages(make_batch, rewards: list[float], expected: list[float]) -> None:
-    """3."""
     algorithm = resolve(Rl(algorithm="arpo", group_size=4))
     assert algorithm.prepare(make_batch([rewards])).advantages[:, 1].tolist() == pytest.approx(expected, abs=1e-4)
 
 
 def shared_gradient(make_batch, credit: str, aggregation: str) -> float:
-    """Gradient of the loss on each of 2 tokens that two rows of 4 and 8 policy tokens share, A = +-0.7071, ratio 1; its negative
-    is the weight of the token's log-probability."""
+    """Negative gradient of the loss on each of 2 tokens that two rows of 4 and 8 policy tokens share, A = +-0.7071, ratio 1."""
     section = {"algorithm": "arpo", "group_size": 2, "credit": {"kind": credit}, "loss": {"aggregation": aggregation}}
     algorithm = resolve(Rl.model_validate(section))
     batch = make_batch([[1, 0]], turns=[[2, 2], [2, 6]])
@@ -113,8 +111,8 @@ def shared_gradient(make_batch, credit: str, aggregation: str) -> float:
     return -float(first[0])
 
 
-def test_soft_and_hard_attribution(make_batch) -> None:
-    """4 and 5: the same under token_mean, where opposite rows cancel; apart where shorter rows weigh more."""
+def test_soft_and_hard_attribution_of_shared_tokens(make_batch) -> None:
+    """Equal under token_mean, where opposite rows cancel; different where shorter rows weigh more."""
     assert shared_gradient(make_batch, "outcome", "token_mean") == pytest.approx(0.0, abs=1e-7)
     assert shared_gradient(make_batch, "branches", "token_mean") == 0.0
     assert shared_gradient(make_batch, "outcome", "seq_mean_token_mean") == pytest.approx(0.0442, abs=1e-4)
@@ -122,9 +120,9 @@ def test_soft_and_hard_attribution(make_batch) -> None:
 
 
 @pytest.mark.parametrize(("aggregation", "equal"), [("token_mean", True), ("seq_mean_token_mean", False)])
-def test_under_a_mean_over_tokens_attribution_changes_nothing(make_batch, aggregation: str, equal: bool) -> None:
-    """While no ratio is clipped a shared token's gradient is the sum of its rows' advantages over all tokens, which averaging
-    them first leaves as it is: for any advantages. It needs rows that weigh differently to tell soft from hard."""
+def test_attribution_matters_only_if_rows_weigh_differently(make_batch, aggregation: str, equal: bool) -> None:
+    """Without clipping a shared token's gradient is the sum of its rows' advantages over all tokens, so averaging them first
+    changes nothing; soft and hard attribution differ only if rows have different weights."""
     rewards = [0.9, -0.3, 0.2, 0.7]
     found = []
     for credit in ("outcome", "branches"):
@@ -141,8 +139,8 @@ def test_under_a_mean_over_tokens_attribution_changes_nothing(make_batch, aggreg
     assert torch.allclose(*found, atol=1e-6) is equal
 
 
-def test_hard_attribution_of_a_tree(make_batch) -> None:
-    """Rows 0 and 1 share turn 0, 1 and 2 their turn 1 as well: each draw gets the mean of the rows that have it."""
+def test_hard_attribution_averages_rows_that_share_a_draw(make_batch) -> None:
+    """Rows 0 to 2 share turn 0, rows 1 and 2 also turn 1: a shared draw gets the mean advantage of its rows."""
     batch = make_batch([[1, 0, 0, 0]], turns=[[1, 1], [1, 1, 1], [1, 1, 1], [1, 1]])
     batch = with_draws(batch, [[0, 1, -1], [0, 2, 3], [0, 2, 4], [5, 6, -1]])
     algorithm = resolve(Rl.model_validate({"algorithm": "arpo", "group_size": 4, "credit": {"kind": "branches"}}))
@@ -157,22 +155,21 @@ def test_hard_attribution_of_a_tree(make_batch) -> None:
     ("score", "formed", "tools", "expected"),
     [(0.8, False, 2, -1.0), (0.8, True, 2, 0.9), (0.8, True, 1, 0.8), (0.0, True, 2, 0.0), (1.0, True, 3, 1.1)],
 )
-def test_reward(score: float, formed: bool, tools: int, expected: float) -> None:
-    """7."""
+def test_hierarchical_reward(score: float, formed: bool, tools: int, expected: float) -> None:
     found = hierarchical(torch.tensor([score]), torch.tensor([formed]), torch.tensor([tools]), -1.0, 0.1)
     assert found.item() == pytest.approx(expected)
 
 
 def with_format(batch: TrajectoryBatch) -> TrajectoryBatch:
-    """Row 0 says something that is not understood, row 1 runs out of tokens, row 2 calls two tools, row 3 one."""
+    """Row 0 has an action that was not understood, row 1 runs out of tokens, row 2 calls two tools, row 3 one."""
     accepted = torch.ones_like(batch.accepted)
     accepted[0, 0] = False
     overlong = torch.tensor([False, True, False, False])
     return batch.with_(accepted=accepted, overlong=overlong, tools=torch.tensor([2, 2, 2, 1]))
 
 
-def test_reward_of_a_batch(make_batch) -> None:
-    """7, through the method: on the last turn, so that turn rewards still sum to the return; past its end nothing is refused."""
+def test_hierarchical_reward_falls_on_last_turn(make_batch) -> None:
+    """On the last turn, so that turn rewards still sum to the return; acceptance after the end of an episode is ignored."""
     batch = with_format(make_batch([[0.8, 0.8, 0.8, 0.8]], turns=[[1, 1], [1], [1, 1], [1]]))
     batch = batch.with_(accepted=batch.accepted & torch.tensor([[True, True], [True, True], [True, True], [True, False]]))
     shaped = resolve(Rl(algorithm="arpo", group_size=4)).shape(batch)
@@ -184,7 +181,7 @@ def test_reward_of_a_batch(make_batch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("section", "words"),
+    ("section", "message"),
     [
         ({"algorithm": "arpo", "branching": {"initial": 9}}, "more than the 8 episodes"),
         (
@@ -202,12 +199,12 @@ def test_reward_of_a_batch(make_batch) -> None:
         ({"algorithm": "dpo", "branching": {"kind": "entropy"}}, "learns from preference pairs"),
     ],
 )
-def test_senseless_switches_are_refused(section: dict, words: str) -> None:
-    with pytest.raises(ParamsError, match=words):
+def test_conflicting_settings_are_rejected(section: dict, message: str) -> None:
+    with pytest.raises(ParamsError, match=message):
         resolve(Rl.model_validate(section))
 
 
-def test_any_group_method_can_branch() -> None:
+def test_any_group_method_can_branch_with_the_same_defaults() -> None:
     section = {"algorithm": "grpo", "branching": {"kind": "entropy"}, "credit": {"kind": "branches"}}
     algorithm = resolve(Rl.model_validate(section))
     assert algorithm.rl.branching == Branching(

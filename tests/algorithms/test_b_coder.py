@@ -1,4 +1,4 @@
-"""B-Coder's values of tokens and its operators, and the policy gradient it is compared with, by numbers worked out by hand."""
+"""B-Coder's token values, operators and losses, and the offline policy gradient, against hand-computed numbers."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ def method(name: str = "b_coder", **settings: Any) -> Algorithm:
     return resolve(Rl(algorithm=name, settings=settings))
 
 
-def stored(rewards: list[list[float]], real: list[bool], seed: int = 0, vocabulary: int = 5) -> tuple[OfflineBatch, Tensor]:
-    """Episodes of one prompt token and as many others as they have rewards; and logits [d, T, V] of the SFT policy."""
+def offline_batch(
+    rewards: list[list[float]], real: list[bool], seed: int = 0, vocabulary: int = 5
+) -> tuple[OfflineBatch, Tensor]:
+    """Episodes of one prompt token and one token per reward; and logits [B, T, V] of the SFT policy."""
     generator = torch.Generator().manual_seed(seed)
     count, width = len(rewards), 1 + max(map(len, rewards))
     mask, paid = torch.zeros(count, width, dtype=torch.bool), torch.zeros(count, width)
@@ -58,8 +60,7 @@ def scores_of(logits: Tensor, batch: OfflineBatch, raw: Tensor | float = 1.0, re
     return Scores(taken, logs.amax(-1) * batch.mask, greedy, nothing + raw, nothing + residual)
 
 
-def test_the_policy_is_kept_whatever_the_value_is() -> None:
-    """Must hold 1."""
+def test_softmax_of_q_is_the_policy_for_any_value() -> None:
     logits = torch.tensor([[2.0, 1.0, 0.0]])
     found = [standing(logits, torch.tensor([token])) for token in range(3)]
     advantage = torch.cat([advantages(taken, best, 1.0) for taken, best in found])
@@ -72,8 +73,8 @@ def test_the_policy_is_kept_whatever_the_value_is() -> None:
     torch.testing.assert_close(advantage + 5.0, torch.tensor([5.0, 4.0, 3.0]))
 
 
-def test_the_conservative_target_is_at_most_the_optimal_one() -> None:
-    """Must hold 2: gamma 0.9, A(s') = [0, -1.5], V(s') = 0.4, a^ the second token: -0.99, against 0.36."""
+def test_conservative_target_is_at_most_the_optimal_target() -> None:
+    """gamma 0.9, A(s') = [0, -1.5], V(s') = 0.4, a^ the second token: -0.99 instead of 0.36."""
     mask = torch.tensor([[False, True, True]])
     value, advantage = torch.tensor([[0.0, 9.0, 0.4]]), torch.tensor([[0.0, 0.0, -1.5]])
     conservative = targets(torch.zeros(1, 3), value + advantage, mask, 0.9)
@@ -81,17 +82,17 @@ def test_the_conservative_target_is_at_most_the_optimal_one() -> None:
     assert conservative[0, 1] == pytest.approx(-0.99)
     assert optimality[0, 1] == pytest.approx(0.36)
     for seed in range(5):
-        batch, _ = stored([[0, 0, 1.0], [0, -0.3]], [True, False], seed)
+        batch, _ = offline_batch([[0, 0, 1.0], [0, -0.3]], [True, False], seed)
         logits = torch.randn(2, 4, 5, generator=torch.Generator().manual_seed(seed + 9))
         scores = scores_of(logits, batch)
-        free = torch.where(batch.mask, scores.greedy - scores.best, torch.zeros(()))
-        lower, upper = (targets(batch.rewards, free * on, batch.mask, 1.0) for on in (1.0, 0.0))
+        greedy_advantage = torch.where(batch.mask, scores.greedy - scores.best, torch.zeros(()))
+        lower, upper = (targets(batch.rewards, greedy_advantage * on, batch.mask, 1.0) for on in (1.0, 0.0))
         assert bool((lower <= upper).all())
         assert bool((lower < upper).any())
 
 
-def test_the_last_token_has_its_reward_alone() -> None:
-    """Must hold 3, and it does not matter what comes after the episode."""
+def test_target_of_last_token_is_its_reward() -> None:
+    """Values after the episode do not matter."""
     mask = torch.tensor([[False, True, True, False], [False, True, False, False]])
     rewards = torch.tensor([[0.0, 0.0, -0.3, 0.0], [0.0, -1.0, 0.0, 0.0]])
     for value in (0.0, 7.0, -50.0):
@@ -101,23 +102,22 @@ def test_the_last_token_has_its_reward_alone() -> None:
         assert found[0, 1] == pytest.approx(0.9 * value)
 
 
-def test_the_operator_contracts() -> None:
-    """Must hold 4: 0.72 by hand, and between any two value functions never more than gamma times their largest difference."""
+def test_operator_is_a_gamma_contraction() -> None:
+    """0.72 by hand; the targets of two value functions differ by at most gamma times their largest difference."""
     mask = torch.tensor([[False, True, True]])
     one, other = (targets(torch.zeros(1, 3), torch.tensor([[0.0, 0.0, q]]), mask, 0.9) for q in (1.0, 0.2))
     assert abs(float(one[0, 1] - other[0, 1])) == pytest.approx(0.72)
     generator = torch.Generator().manual_seed(1)
-    batch, logits = stored([[0, 0, 1.0], [0, -0.3]], [True, False])
-    free = advantages(*(one.view(2, -1) for one in standing(logits.flatten(0, 1), batch.greedy.flatten())), 1.0)
+    batch, logits = offline_batch([[0, 0, 1.0], [0, -0.3]], [True, False])
+    greedy_advantage = advantages(*(one.view(2, -1) for one in standing(logits.flatten(0, 1), batch.greedy.flatten())), 1.0)
     for gamma in (0.9, 1.0):
         first, second = (torch.randn(2, 4, generator=generator) for _ in range(2))
-        found = [targets(batch.rewards, value + free, batch.mask, gamma) for value in (first, second)]
+        found = [targets(batch.rewards, value + greedy_advantage, batch.mask, gamma) for value in (first, second)]
         assert float((found[0] - found[1]).abs().max()) <= gamma * float((first - second).abs().max()) + 1e-6
 
 
-def test_no_advantage_is_lost_where_the_ground_truth_is_likeliest() -> None:
-    """Must hold 6: the term of ground truth alone, and exactly 0 there."""
-    batch, logits = stored([[0, 0, 1.0], [0, 0, 0]], [True, False])
+def test_ground_truth_advantage_loss_is_zero_on_greedy_tokens() -> None:
+    batch, logits = offline_batch([[0, 0, 1.0], [0, 0, 0]], [True, False])
     likeliest = replace(batch, token_ids=batch.greedy)
     rl = method(q_coef=0.0, beta_ce=0.0, beta_adv=1.0).rl
     assert float(policy_loss(scores_of(logits, likeliest), likeliest, rl).loss) == 0.0
@@ -127,9 +127,9 @@ def test_no_advantage_is_lost_where_the_ground_truth_is_likeliest() -> None:
     assert float(policy_loss(scores, batch, rl).loss) == pytest.approx(expected, rel=1e-5)
 
 
-def test_the_policy_begins_with_the_value_networks_q() -> None:
-    """Must hold 7: where the policy is the SFT policy and the residual is 0, both temporal differences are the same numbers."""
-    batch, logits = stored([[0, 0, 1.0], [0, -0.3], [-1.0]], [True, False, False])
+def test_policy_and_value_losses_agree_at_the_sft_policy() -> None:
+    """With the SFT policy and residual 0 both temporal-difference losses are equal."""
+    batch, logits = offline_batch([[0, 0, 1.0], [0, -0.3], [-1.0]], [True, False, False])
     raw = torch.randn(batch.mask.shape, generator=torch.Generator().manual_seed(4))
     for operator in ("conservative", "optimality"):
         rl = method(gamma=0.9, operator=operator, beta_adv=0.0, beta_ce=0.0).rl
@@ -137,8 +137,8 @@ def test_the_policy_begins_with_the_value_networks_q() -> None:
         assert float(first.loss) == float(then.loss)
 
 
-def test_values_are_bounded() -> None:
-    """Must hold 8, and the network's output that stands for a value."""
+def test_values_and_q_are_bounded() -> None:
+    """And the inverse: the network's raw output for a value."""
     found = 1.0 - bounded(torch.tensor([0.0, 3.0, -3.0]), 1.0)
     torch.testing.assert_close(found, torch.tensor([0.0, 0.8555, 0.8555]), atol=1e-4, rtol=0)
     anything = torch.linspace(-80, 80, 60_001)
@@ -147,35 +147,35 @@ def test_values_are_bounded() -> None:
     assert bool((value <= 1.0).all())
     logits = torch.randn(60_001, 5, generator=torch.Generator().manual_seed(6))
     q = value + advantages(*standing(logits, torch.arange(60_001) % 5), 1.0)
-    assert bool((q <= 1.0).all()), "Q too: advantages are at most 0"
+    assert bool((q <= 1.0).all()), "also Q, since advantages are at most 0"
     assert float(q.max()) > 0.9
     for value in (0.3, -0.6, 0.9):
         assert float(bounded(torch.tensor(raw_of(value, 1.0)), 1.0)) == pytest.approx(value, abs=1e-5)
     assert float(bounded(torch.tensor(raw_of(1.0, 1.0)), 1.0)) == pytest.approx(0.95, abs=1e-5)
     x = torch.tensor(raw_of(1.0, 1.0), requires_grad=True)
     bounded(x, 1.0).backward()
-    assert abs(float(x.grad)) > 0.1, "where it starts there is a slope"
+    assert abs(float(x.grad)) > 0.1, "the gradient does not vanish at the initial value"
 
 
-def test_whole_loss_by_hand() -> None:
-    """One episode of two tokens with reward 1; gamma 1, V 0.5 throughout, A = [-1, -0.5], and -0.2 of the SFT policy's likeliest
-    second token: TD (-0.5 - 0.3)^2 and (0 - 1)^2."""
-    batch, _ = stored([[0.0, 1.0]], [True])
+def test_policy_loss_of_two_tokens() -> None:
+    """One episode of two tokens with reward 1; gamma 1, V 0.5, A = [-1, -0.5], and -0.2 for the SFT policy's greedy second token:
+    TD (-0.5 - 0.3)^2 and (0 - 1)^2."""
+    batch, _ = offline_batch([[0.0, 1.0]], [True])
     best = torch.tensor([[0.0, -0.1, -0.1]])
     scores = Scores(best + torch.tensor([[0, -1, -0.5]]), best, best + torch.tensor([[0, 0, -0.2]]))
     scores = replace(scores, value=torch.full((1, 3), raw_of(0.5, 1.0)), residual=torch.zeros(1, 3))
     terms = policy_loss(scores, batch, method(beta_adv=0.1, beta_ce=0.5).rl)
     td, adv, ce = (0.64 + 1.0) / 2, (1 + 0.5) / 2, (1.1 + 0.6) / 2
     assert float(terms.loss) == pytest.approx(td + 0.1 * adv + 0.5 * ce, abs=1e-5)
-    told = {name: float(value) for name, value in terms.sums.items()}
-    assert told == pytest.approx({"loss": td + 0.1 * adv + 0.5 * ce, "td": td, "ground_truth_advantage": adv} | {
+    sums = {name: float(value) for name, value in terms.sums.items()}
+    assert sums == pytest.approx({"loss": td + 0.1 * adv + 0.5 * ce, "td": td, "ground_truth_advantage": adv} | {
         "ground_truth_nll": ce, "value": 0.5}, abs=1e-5)  # fmt: skip
 
 
-def test_the_papers_sums_over_the_ground_truth() -> None:
-    """L_adv = sum_t |A(s*_t, a*_t)| and L_ce = -sum_t log pi(w*_t), each a mean over the ground truth's programs; the TD error
-    stays the mean over a program's own T tokens. Programs of 3 and 1 tokens of ground truth, and a sample of 2."""
-    batch, logits = stored([[0, 0, 1.0], [1.0], [0, -0.3]], [True, True, False])
+def test_ground_truth_terms_as_sums_over_tokens() -> None:
+    """L_adv = sum_t |A(s*_t, a*_t)| and L_ce = -sum_t log pi(w*_t), each averaged over ground-truth programs; the TD error stays
+    the mean over a program's T tokens. Ground truth of 3 and 1 tokens, and a sample of 2."""
+    batch, logits = offline_batch([[0, 0, 1.0], [1.0], [0, -0.3]], [True, True, False])
     scores = scores_of(logits + torch.randn(logits.shape, generator=torch.Generator().manual_seed(3)), batch)
     lost, unlikely = (scores.best - scores.logprobs)[:2], -scores.logprobs[:2]
     adv, ce = float(lost.sum() / 2), float(unlikely.sum() / 2)
@@ -193,9 +193,9 @@ def test_the_papers_sums_over_the_ground_truth() -> None:
     assert parts == pytest.approx(float(whole), rel=1e-5)
 
 
-def test_a_smaller_alpha_weakens_advantages_in_the_temporal_difference() -> None:
-    """The squared error contains A = alpha (log pi - max log pi): with V and rewards 0, alpha 0.1 leaves a hundredth of it."""
-    batch, logits = stored([[0.0, 0.0, 0.0]], [True])
+def test_alpha_scales_advantages_in_the_td_error() -> None:
+    """A = alpha (log pi - max log pi) is in the squared error: with V and rewards 0, alpha 0.1 leaves a hundredth."""
+    batch, logits = offline_batch([[0.0, 0.0, 0.0]], [True])
     scores = scores_of(logits, batch, raw=0.0)
     scores = replace(scores, greedy=scores.best)
     level = {"r_max": 1e-9, "beta_adv": 0.0, "beta_ce": 0.0}
@@ -204,10 +204,10 @@ def test_a_smaller_alpha_weakens_advantages_in_the_temporal_difference() -> None
     assert tenth == pytest.approx(one / 100, rel=1e-4)
 
 
-def test_limits() -> None:
-    """q_coef and beta_adv 0: supervised fine-tuning on the ground truth; betas 0 with operator optimality: dueling DQN, whose
-    target has the largest Q; the policy's own likeliest token for a^: both operators are one."""
-    batch, logits = stored([[0, 0, 1.0], [0, -0.3]], [True, False])
+def test_limits_are_sft_dqn_and_equal_operators() -> None:
+    """q_coef and beta_adv 0: SFT on the ground truth; betas 0 with operator optimality: dueling DQN, whose target has the largest
+    Q; with the policy's own greedy token as a^ both operators agree."""
+    batch, logits = offline_batch([[0, 0, 1.0], [0, -0.3]], [True, False])
     moved = logits + torch.randn(logits.shape, generator=torch.Generator().manual_seed(8))
     scores = scores_of(moved, batch)
     sft = policy_loss(scores, batch, method(q_coef=0.0, beta_adv=0.0, beta_ce=1.0).rl).loss
@@ -227,15 +227,15 @@ def test_limits() -> None:
         for operator in ("conservative", "optimality")
     ]
     assert same[0] == same[1]
-    apart = float(policy_loss(scores, batch, method().rl).loss)
-    assert apart != same[0]
+    different = float(policy_loss(scores, batch, method().rl).loss)
+    assert different != same[0]
 
 
-def test_the_gradient_by_finite_differences() -> None:
+def test_gradient_matches_finite_differences() -> None:
     """Targets are constants: the successor's Q has no gradient, the taken token's and the residual's have."""
-    batch, logits = stored([[0, 0, 1.0], [0, -0.3]], [True, False])
+    batch, logits = offline_batch([[0, 0, 1.0], [0, -0.3]], [True, False])
     rl = method(gamma=0.9).rl
-    start = torch.cat([logits + 0.3, torch.full((2, 4, 1), 0.2)], -1).double()  # the residual in the last place
+    start = torch.cat([logits + 0.3, torch.full((2, 4, 1), 0.2)], -1).double()  # the residual comes last
     fixed = scores_of(start[..., :5], batch, 1.0, start[..., 5])
     value = bounded(fixed.value + fixed.residual, 1.0)
     target = targets(batch.rewards, value + fixed.greedy - fixed.best, batch.mask, 0.9)
@@ -260,9 +260,9 @@ def test_the_gradient_by_finite_differences() -> None:
 
 
 @pytest.mark.parametrize("name", ["b_coder", "stored_pg"])
-def test_the_split_into_micro_batches_changes_nothing(name: str) -> None:
-    """Contract: shares of rows add up to the whole; padding and prompt have no part in it."""
-    batch, logits = stored([[0, 0, 1.0], [0, -0.3], [-1.0]], [True, False, False])
+def test_loss_does_not_depend_on_micro_batch_split(name: str) -> None:
+    """Contract: losses of micro-batches sum to the whole; padding and prompt have no effect."""
+    batch, logits = offline_batch([[0, 0, 1.0], [0, -0.3], [-1.0]], [True, False, False])
     loss = policy_loss if name == "b_coder" else gradient_loss
     rl, moved = method(name).rl, logits + 0.2 * torch.arange(5.0)
     whole = float(loss(scores_of(moved, batch), batch, rl).loss)
@@ -275,9 +275,10 @@ def test_the_split_into_micro_batches_changes_nothing(name: str) -> None:
     assert float(loss(scores_of(strange, batch), batch, rl).loss) == pytest.approx(whole, rel=1e-6)
 
 
-def test_policy_gradient_on_stored_programs() -> None:
-    """A = R - baseline; at the SFT policy the clipped surrogate's gradient is REINFORCE's; where no ratio counts they differ."""
-    batch, logits = stored([[0, 0, 1.0], [0, -0.3]], [True, False])
+def test_offline_policy_gradient_matches_reinforce() -> None:
+    """A = R - baseline; at the SFT policy the clipped surrogate has REINFORCE's gradient; with R = baseline only the ground-truth
+    NLL remains."""
+    batch, logits = offline_batch([[0, 0, 1.0], [0, -0.3]], [True, False])
     gradients = []
     for clip in (0.2, None):
         packed = logits.clone().requires_grad_()
@@ -309,12 +310,12 @@ def test_policy_gradient_on_stored_programs() -> None:
     ],
     ids=str,
 )
-def test_what_makes_no_sense_is_refused(values: dict, message: str) -> None:
+def test_conflicting_settings_are_rejected(values: dict, message: str) -> None:
     with pytest.raises(ParamsError, match=message):
         resolve(Rl.model_validate({"algorithm": "b_coder", **values}))
 
 
-def test_how_many_steps_are_the_value_networks() -> None:
-    """9 of 14, as in the paper; both networks have some."""
+def test_value_network_gets_9_of_14_steps() -> None:
+    """As in the paper; both networks get at least one step."""
     assert [method().rl.settings.warmup(steps) for steps in (2, 3, 28)] == [1, 2, 18]
     assert method(value_steps=4).rl.settings.warmup(28) == 4

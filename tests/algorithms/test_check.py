@@ -1,4 +1,4 @@
-"""`python -m stages.algorithms check NAME`: every kind of method is run through its contract."""
+"""`python -m stages.algorithms check NAME` for every kind of method."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stages.training.batches import take
 
 
 @pytest.mark.parametrize("name", names())
-def test_every_method_keeps_its_contract(name: str) -> None:
+def test_every_method_passes_the_check(name: str) -> None:
     found = Findings()
     checking.check(name, found)
     assert found.mistakes == []
@@ -24,7 +24,7 @@ def test_every_method_keeps_its_contract(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "words"),
+    ("name", "change", "message"),
     [
         ("una", lambda one: {"pieces": {"preference": lambda pairs, rl: pairs.difference.sum()}}, "not [P]"),
         ("stored_pg", lambda one: {"offline": OfflineLosses(lambda scores, batch, rl: scores.logprobs.sum())}, "LossTerms"),
@@ -33,14 +33,14 @@ def test_every_method_keeps_its_contract(name: str) -> None:
         ("gpg", lambda one: {"state": lambda: {"seen": {1, 2}}, "pieces": {"advantage": ignoring_state(one)}}, "it has a set"),
     ],
 )
-def test_mistakes_of_every_kind_of_method_are_found(name, change, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_reports_mistakes(name, change, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     method = composition(name)
     broken = replace(method, **change(method))
     for module in (checking, pytest.importorskip("stages.algorithms.resolve")):
         monkeypatch.setattr(module, "composition", lambda _: broken)
     found = Findings()
     checking.check(name, found)
-    assert words in "\n".join(found.mistakes)
+    assert message in "\n".join(found.mistakes)
 
 
 def ignoring_state(method):
@@ -56,8 +56,8 @@ class Marks(Extra):
     name: str = "marks"
 
 
-def test_extras_and_task_ids_follow_the_rows_and_the_width(make_batch) -> None:
-    """Contract: a minibatch or micro-batch has the rows of every extra that it has of the batch, per-token tensors cut alike."""
+def test_micro_batch_selects_rows_of_extras_and_task_ids(make_batch) -> None:
+    """Contract: a micro-batch has its rows of every extra, per-token tensors cut to its width."""
     batch = make_batch([[1, 0], [0, 1]], lengths=[2, 5, 1, 3]).with_(task_ids=("a", "a", "b", "b"))
     width = batch.mask.shape[1]
     tokens = torch.arange(4 * width).view(4, width)

@@ -15,8 +15,8 @@ def valued(make_batch, values: list[float], reward: float) -> TrajectoryBatch:
     return batch.with_(advantages=torch.zeros(batch.mask.shape)).with_extra(StepValues(torch.tensor([values])))
 
 
-def test_credit_by_hand(make_batch) -> None:
-    """V = (0.2, 0.5, 0.4), R = 1 at the end: turns get 0.3, -0.1 and 1 - 0.4 = 0.6; times the weight, on their tokens."""
+def test_turn_credit_is_weighted_value_difference(make_batch) -> None:
+    """V = (0.2, 0.5, 0.4), R = 1 at the end: turns get 0.3, -0.1 and 1 - 0.4 = 0.6, times the weight, on their tokens."""
     batch = valued(make_batch, [0.2, 0.5, 0.4, 0.0], 1.0)
     torch.testing.assert_close(turn_credit(batch), torch.tensor([[0.3, -0.1, 0.6]]))
     result = add_credit(batch, Credit(kind="annotated", weight=0.5)).advantages
@@ -26,8 +26,8 @@ def test_credit_by_hand(make_batch) -> None:
 
 
 @pytest.mark.parametrize("reward", [0.0, 1.0])
-def test_more_turns_earn_nothing(make_batch, reward: float) -> None:
-    """Contract: credits of an episode sum to R - V(s_0) whatever its length, and an idle turn is credited with exactly 0."""
+def test_credit_sum_does_not_depend_on_episode_length(make_batch, reward: float) -> None:
+    """Contract: credits of an episode sum to R - V(s_0) whatever its length, and an idle turn gets exactly 0."""
     short = turn_credit(valued(make_batch, [0.2, 0.6, 0.0], reward))
     idle = turn_credit(valued(make_batch, [0.2, 0.6, 0.6, 0.6, 0.6, 0.0], reward))
     torch.testing.assert_close(short.sum(), torch.tensor(reward - 0.2))
@@ -35,20 +35,20 @@ def test_more_turns_earn_nothing(make_batch, reward: float) -> None:
     assert idle[0, 1:4].tolist() == [0.0] * 3
 
 
-def test_idling_until_the_turn_limit_is_no_way_out(make_batch) -> None:
-    """Contract: a truncated episode loses the value it had, just as a failed one, whatever V says after the last turn."""
+def test_truncated_episode_gets_the_credit_of_a_failure(make_batch) -> None:
+    """Contract: a truncated episode loses its value like a failed one, whatever V is after the last turn."""
     failed = valued(make_batch, [0.5, 0.5, 0.0], 0.0)
     cut = valued(make_batch, [0.5, 0.5, 0.5], 0.0).with_(truncated=torch.tensor([True]))
     torch.testing.assert_close(turn_credit(cut), turn_credit(failed))
 
 
-def test_rows_of_fewer_turns_end_at_their_own_last_turn(make_batch) -> None:
+def test_shorter_rows_end_at_their_own_last_turn(make_batch) -> None:
     batch = make_batch([[1.0, 0.0]], turns=[[1, 1, 1], [1]])
     batch = batch.with_extra(StepValues(torch.tensor([[0.1, 0.2, 0.3, 0.9], [0.4, 0.9, 0.9, 0.9]])))
     torch.testing.assert_close(turn_credit(batch), torch.tensor([[0.1, 0.1, 0.7], [-0.4, 0.0, 0.0]]))
 
 
-def test_outcome_credit_changes_nothing_and_annotated_needs_values(make_batch) -> None:
+def test_outcome_credit_is_a_no_op_and_annotated_needs_values(make_batch) -> None:
     batch = make_batch([[1.0]], turns=[[1, 1]])
     assert add_credit(batch, Credit(kind="outcome")) is batch
     with pytest.raises(ValueError, match="annotate"):

@@ -1,4 +1,4 @@
-"""Generalised advantages on policy tokens and on turns, against hand-computed numbers (survey_taxonomy)."""
+"""GAE over policy tokens and over turns, against hand-computed numbers."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from stages.algorithms.parts.gae import compact, gae, gae_advantage
 
 
 @pytest.mark.parametrize(("lam", "expected"), [(1.0, [0.5, 0.5, 0.5]), (0.0, [0.0, 0.0, 0.5])])
-def test_gae_numbers(lam: float, expected: list[float]) -> None:
-    """survey_taxonomy 6: r = (0, 0, 1), V = 0.5, gamma 1."""
+def test_gae_limits_of_lambda(lam: float, expected: list[float]) -> None:
+    """r = (0, 0, 1), V = 0.5, gamma 1."""
     rewards, values = torch.tensor([[0.0, 0.0, 1.0]]), torch.full((1, 3), 0.5)
     assert_near(gae(rewards, values, torch.ones(1, 3, dtype=torch.bool), 1.0, lam), [expected], atol=1e-5)
 
 
-def test_gae_by_hand_with_discount() -> None:
+def test_gae_with_discount() -> None:
     """r = (0.1, 0, 1), V = (0.2, 0.4, 0.6), gamma 0.9, lam 0.5: d = (0.26, 0.14, 0.4), A3 = 0.4, A2 = 0.32, A1 = 0.404."""
     rewards, values = torch.tensor([[0.1, 0.0, 1.0]]), torch.tensor([[0.2, 0.4, 0.6]])
     assert_near(gae(rewards, values, torch.ones(1, 3, dtype=torch.bool), 0.9, 0.5), [[0.404, 0.32, 0.4]], atol=1e-5)
 
 
-def test_gae_skips_the_environments_tokens(make_batch) -> None:
-    """Contract: the advantages of an episode do not depend on how many environment tokens lie between its turns."""
+def test_gae_skips_environment_tokens(make_batch) -> None:
+    """Contract: advantages do not depend on how many environment tokens lie between the turns."""
     together = make_batch([[1.0]], lengths=[5])
     apart = make_batch([[1.0]], turns=[[2, 1, 2]])
     values = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5])
@@ -49,7 +49,7 @@ def test_gae_turn_rewards_fall_on_the_last_token_of_their_turn(make_batch) -> No
     assert_near(result.advantages[batch.mask], [0.0, 0.25, 0.0, 0.75], atol=1e-5)
 
 
-def test_gae_refuses_to_lose_a_reward_and_to_run_without_values(make_batch) -> None:
+def test_gae_rejects_lost_rewards_and_missing_values(make_batch) -> None:
     batch = make_batch([[1.0]], lengths=[2])
     with pytest.raises(ValueError, match="critic"):
         gae_advantage(batch, Advantage())

@@ -1,4 +1,4 @@
-"""Batch filling: dead groups, dynamic sampling, refilled places, episodes that ran out of tokens."""
+"""Group resampling: dead groups, dynamic sampling, row weights, episodes that ran out of tokens."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def test_dead_groups_are_counted(make_batch) -> None:
     assert dead_groups(make_batch([[1, 1], [0, 1], [0, 0], [0.3, 0.3]])) == 3
 
 
-def test_dropping_leaves_out_what_adds_nothing(make_batch) -> None:
-    """Contract: `dead_groups: drop` leaves out groups without any gradient, and only those."""
+def test_drop_removes_only_groups_without_gradient(make_batch) -> None:
+    """Contract: `dead_groups: drop` removes groups without any gradient, and only those."""
     batch = make_batch([[1, 1], [0, 1], [0, 0], [0.3, 0.3]])
     group = resolve(Rl(algorithm="grpo", group_size=2))
     assert group.forward_rows(group.prepare(batch)).tolist() == [2, 3]
@@ -42,8 +42,8 @@ def test_dropping_leaves_out_what_adds_nothing(make_batch) -> None:
     assert forward_rows(masked.with_(weight=torch.tensor([1.0, 1, 0, 0, 1, 1, 1, 1]))).tolist() == [0, 1, 4, 5, 6, 7]
 
 
-def test_excluded_groups_count_nowhere(make_batch) -> None:
-    """exclude: the loss, its denominators and the batch's statistics are those of a batch without the dead groups."""
+def test_excluded_groups_do_not_affect_loss_or_statistics(make_batch) -> None:
+    """exclude: loss, denominators and batch statistics are those of a batch without the dead groups."""
     algorithm = resolve(Rl(algorithm="lite_ppo", group_size=2, group_resampling={"kind": "exclude"}))
     whole = algorithm.prepare(algorithm.resample(make_batch([[1, 1], [0, 1], [1, 0]], lengths=[5, 5, 2, 3, 1, 4])))
     alone = algorithm.prepare(algorithm.resample(make_batch([[0, 1], [1, 0]], lengths=[2, 3, 1, 4])))
@@ -55,10 +55,10 @@ def test_excluded_groups_count_nowhere(make_batch) -> None:
     torch.testing.assert_close(whole.advantages[2:].amax(1), alone.advantages.amax(1))
 
 
-@pytest.mark.parametrize("filling", [{"kind": "exclude"}, {"kind": "resample"}, {"kind": "random"}])
-def test_gpg_makes_up_for_dead_groups_once(make_batch, filling: dict[str, str]) -> None:
-    """Contract: groups that filling has taken out of the denominators are not in GPG's alpha either. With `exclude` the loss is
-    that of a batch without them; unfilled, alpha makes the same of the whole batch."""
+@pytest.mark.parametrize("resampling", [{"kind": "exclude"}, {"kind": "resample"}, {"kind": "random"}])
+def test_gpg_does_not_compensate_twice_for_dead_groups(make_batch, resampling: dict[str, str]) -> None:
+    """Contract: groups that resampling removes from the denominators do not count in GPG's alpha. With `exclude` the loss is that
+    of a batch without them; without resampling alpha gives the same."""
 
     def gradient(rewards: list[list[float]], lengths: list[int], **section) -> torch.Tensor:
         algorithm = resolve(Rl(algorithm="gpg", group_size=2, **section))
@@ -71,14 +71,14 @@ def test_gpg_makes_up_for_dead_groups_once(make_batch, filling: dict[str, str]) 
     alone = gradient([[1, 0], [0, 1]], [3] * 4)
     live = [0, 1, 6, 7]
     torch.testing.assert_close(gradient(rewards, lengths)[live], alone)
-    filled = resolve(Rl(algorithm="gpg", group_size=2, group_resampling=filling))
-    assert filled.prepare(filled.resample(make_batch(rewards, lengths=lengths), 0)).metrics["alpha"] == 1.0
-    if filling["kind"] != "random":
-        torch.testing.assert_close(gradient(rewards, lengths, group_resampling=filling)[live], alone)
+    resampled = resolve(Rl(algorithm="gpg", group_size=2, group_resampling=resampling))
+    assert resampled.prepare(resampled.resample(make_batch(rewards, lengths=lengths), 0)).metrics["alpha"] == 1.0
+    if resampling["kind"] != "random":
+        torch.testing.assert_close(gradient(rewards, lengths, group_resampling=resampling)[live], alone)
 
 
-def test_gpg_counts_the_episodes_that_are_trained(make_batch) -> None:
-    """overlong mask: alpha is of the episodes that stay in the denominators; masked returns still count in their group's mean."""
+def test_gpg_alpha_counts_only_trained_episodes(make_batch) -> None:
+    """overlong: mask: alpha counts the episodes in the denominators; masked returns still count in their group's mean."""
     algorithm = resolve(Rl(algorithm="gpg", group_size=2, group_resampling={"overlong": "mask"}))
     batch = make_batch([[1, 0], [1, 1], [0, 0]])
     batch = algorithm.prepare(batch.with_(overlong=torch.tensor([False, False, True, True, False, False])))
@@ -86,21 +86,21 @@ def test_gpg_counts_the_episodes_that_are_trained(make_batch) -> None:
     assert batch.advantages[:2, 1].tolist() == [1.0, -1.0]
 
 
-def test_dynamic_sampling_asks_for_what_it_lacks_and_keeps_a_batch(make_batch) -> None:
-    """DAPO: groups are played until there are as many live ones as a batch has; the first of them stay."""
+def test_dynamic_sampling_requests_missing_groups(make_batch) -> None:
+    """DAPO: groups are sampled until a batch of live ones is complete; the first of them are kept."""
     rule = GroupResampling(kind="resample", spread="std", r_max=1.0, zero_tol=1e-8)
     batch = make_batch([[1, 1], [0, 1], [0, 0]])
     assert missing_groups(batch, rule, wanted=3) == 2
     longer = make_batch([[1, 1], [0, 1], [0, 0], [1, 0], [1, 1], [0, 1], [1, 0]])
     assert missing_groups(longer, rule, wanted=3) == 0
-    filled = resample(longer, rule, 3, [])
-    assert filled.weights.tolist() == [0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 1, 0, 0]
-    assert filled.metrics == {"live_groups": 4.0, "skipped": 0.0}
+    resampled = resample(longer, rule, 3, [])
+    assert resampled.weights.tolist() == [0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 1, 0, 0]
+    assert resampled.metrics == {"live_groups": 4.0, "skipped": 0.0}
     assert missing_groups(batch, GroupResampling(kind="none"), wanted=3) == 0
 
 
-def test_a_weight_is_so_many_copies(make_batch) -> None:
-    """Contract: a row of weight c has the loss, the denominators and the batch statistics of c rows."""
+def test_row_weight_equals_copies_of_the_row(make_batch) -> None:
+    """Contract: a row of weight c has the loss, denominators and batch statistics of c rows."""
     weighted = make_batch([[1, 0], [0, 1]], lengths=[2, 3, 4, 1])
     algorithm = resolve(Rl(algorithm="reinforce_pp", group_size=2, reward={"kl_coef": 0.0}))
     weighted = algorithm.prepare(weighted.with_(weight=torch.tensor([3.0, 3.0, 1.0, 1.0])))
@@ -116,7 +116,7 @@ def test_a_weight_is_so_many_copies(make_batch) -> None:
         torch.testing.assert_close(one, other)
 
 
-def test_overlong_episodes_are_masked_after_their_rewards_have_counted(make_batch) -> None:
+def test_overlong_episodes_are_masked_after_the_baseline(make_batch) -> None:
     batch = make_batch([[1, 0], [0, 1]]).with_(overlong=torch.tensor([False, True, False, False]))
     algorithm = resolve(Rl(algorithm="grpo", group_size=2, group_resampling={"overlong": "mask"}))
     prepared = algorithm.prepare(batch)

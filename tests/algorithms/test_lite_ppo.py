@@ -1,7 +1,4 @@
-"""Lite PPO against its dossier's numbers: what its study separates, and the limits in which it is another method.
-
-Items 1, 2, 3, 6 and 7 of the statistics are in test_advantage.py, 4, 5 and 8 in test_losses.py; here they go through the method.
-"""
+"""Lite PPO as a whole method: composition, numbers and limits. Its statistics and losses: test_advantage.py, test_losses.py."""
 
 from __future__ import annotations
 
@@ -22,8 +19,8 @@ def advantages(make_batch, rewards: list[list[float]], **changes) -> torch.Tenso
     return batch.advantages[:, 1].reshape(len(rewards), -1)
 
 
-def test_the_method_is_what_the_paper_says() -> None:
-    """4: group mean, batch std, PPO clip 0.2, token mean; no KL, critic, entropy bonus, decoupled clip or filtering."""
+def test_composition_matches_the_paper() -> None:
+    """Group mean, batch std, PPO clip 0.2, token mean; no KL, critic, entropy bonus, decoupled clip or filtering."""
     algorithm = resolve(Rl(algorithm="lite_ppo"))
     rl = algorithm.rl
     assert (rl.advantage.mean, rl.advantage.std, rl.advantage.ddof, rl.advantage.whiten) == ("group", "batch", 1, False)
@@ -40,8 +37,7 @@ def test_the_method_is_what_the_paper_says() -> None:
     assert not algorithm.needs_reference
 
 
-def test_numbers(make_batch) -> None:
-    """Items 1 to 3."""
+def test_advantages_match_hand_computed_values(make_batch) -> None:
     first = [[1.40312, -0.46771, -0.46771, -0.46771], [0.46771, 0.46771, 0.46771, -1.40312]]
     torch.testing.assert_close(advantages(make_batch, [[1, 0, 0, 0], [1, 1, 1, 0]]), torch.tensor(first), rtol=0, atol=1e-5)
     second = advantages(make_batch, [[1, 1, 1, 1], [1, 1, 1, 0]])
@@ -51,14 +47,13 @@ def test_numbers(make_batch) -> None:
     torch.testing.assert_close(third[15], torch.tensor([2.0, 2.0, 2.0, -6.0]), rtol=0, atol=1e-4)
 
 
-def test_a_shift_of_all_rewards_leaves_the_advantages(make_batch) -> None:
-    """Item 6."""
+def test_advantages_are_invariant_to_reward_shifts(make_batch) -> None:
     rewards = [[1.0, 0.0, 0.5, 0.0], [1.0, 1.0, 1.0, 0.0]]
     shifted = [[value + 3 for value in row] for row in rewards]
     torch.testing.assert_close(advantages(make_batch, shifted), advantages(make_batch, rewards), rtol=1e-5, atol=1e-6)
 
 
-def whole(make_batch, rewards: list[list[float]], lengths: list[int], **section) -> float:
+def loss_of(make_batch, rewards: list[list[float]], lengths: list[int], **section) -> float:
     algorithm = resolve(Rl.model_validate({"group_size": len(rewards[0]), **section}), 7)
     batch = algorithm.prepare(make_batch(rewards, lengths=lengths))
     logprobs = batch.logprobs_old + 0.3 * torch.sin(torch.arange(batch.mask.numel()).reshape(batch.mask.shape)) * batch.mask
@@ -66,24 +61,28 @@ def whole(make_batch, rewards: list[list[float]], lengths: list[int], **section)
     return float(algorithm.loss(logprobs, torch.zeros(batch.mask.shape), batch, total).loss)
 
 
-def test_limits(make_batch) -> None:
-    """Item 7: N = 1 is GRPO with token mean; equal lengths make the aggregations one; std none with a constant is Dr. GRPO."""
+def test_limits_are_grpo_and_dr_grpo(make_batch) -> None:
+    """One group: GRPO with token mean; equal lengths: both aggregations agree; std none with constant aggregation: Dr. GRPO."""
     one, lengths = [[1.0, 0.0, 0.25, 1.0]], [3, 1, 5, 2]
-    lite = whole(make_batch, one, lengths, algorithm="lite_ppo")
-    assert lite == pytest.approx(whole(make_batch, one, lengths, algorithm="grpo", loss={"aggregation": "token_mean"}), rel=1e-6)
+    lite = loss_of(make_batch, one, lengths, algorithm="lite_ppo")
+    assert lite == pytest.approx(
+        loss_of(make_batch, one, lengths, algorithm="grpo", loss={"aggregation": "token_mean"}), rel=1e-6
+    )
     two = [[1.0, 0.0], [1.0, 1.0]]
     equal = {
-        kind: whole(make_batch, two, [4] * 4, algorithm="lite_ppo", loss={"aggregation": kind})
+        kind: loss_of(make_batch, two, [4] * 4, algorithm="lite_ppo", loss={"aggregation": kind})
         for kind in ("token_mean", "seq_mean_token_mean")
     }
     assert equal["token_mean"] == pytest.approx(equal["seq_mean_token_mean"], rel=1e-6)
     lengths = [4, 2, 3, 1]
-    constant = whole(make_batch, two, lengths, algorithm="lite_ppo", advantage={"std": "none"}, loss={"aggregation": "constant"})
-    assert constant == whole(make_batch, two, lengths, algorithm="dr_grpo")
+    constant = loss_of(
+        make_batch, two, lengths, algorithm="lite_ppo", advantage={"std": "none"}, loss={"aggregation": "constant"}
+    )
+    assert constant == loss_of(make_batch, two, lengths, algorithm="dr_grpo")
 
 
-def test_every_point_of_the_studys_grid_can_be_named(make_batch) -> None:
-    """mean x std x aggregation x clip_high x overlong filter: each combination resolves to itself and gives a finite loss."""
+def test_every_combination_of_the_ablation_grid_runs(make_batch) -> None:
+    """mean x std x aggregation x clip_high x overlong: each combination resolves, and most losses differ."""
     grid = product(
         ("none", "group", "batch", "leave_one_out"),
         ("none", "group", "batch"),
@@ -99,7 +98,7 @@ def test_every_point_of_the_studys_grid_can_be_named(make_batch) -> None:
             "loss": {"aggregation": aggregation, "clip_high": clip_high},
             "group_resampling": {"overlong": overlong},
         }
-        seen.add(whole(make_batch, [[1.0, 0.0], [1.0, 0.5]], [4, 2, 3, 1], **section))
+        seen.add(loss_of(make_batch, [[1.0, 0.0], [1.0, 0.5]], [4, 2, 3, 1], **section))
     assert len(seen) > 60
 
 
@@ -112,7 +111,7 @@ def test_every_point_of_the_studys_grid_can_be_named(make_batch) -> None:
         ("lite_ppo", ("group", "batch", "token_mean")),
     ],
 )
-def test_presets(name: str, parts: tuple[str, str, str]) -> None:
+def test_parts_of_presets(name: str, parts: tuple[str, str, str]) -> None:
     rl = resolve(Rl(algorithm=name), 100).rl
     assert (rl.advantage.mean, rl.advantage.std, rl.loss.aggregation) == parts
     assert rl.loss.clip_high == (0.28 if name == "dapo" else 0.2)

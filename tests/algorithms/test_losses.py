@@ -1,4 +1,4 @@
-"""Losses, aggregation, KL and entropy: hand-computed numbers, finite differences, invariance to the micro-batch split."""
+"""Losses, aggregation, KL and entropy: hand-computed numbers, finite differences, micro-batch splits."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def one_token(make_batch, ratio: float, advantage: float) -> tuple[torch.Tensor,
     ("ratio", "advantage", "expected", "cut"),
     [(1.3, 1, -1.2, True), (1.3, -1, 1.3, False), (0.5, 1, -0.5, False), (0.5, -1, 0.8, True)],
 )
-def test_ppo_clip_numbers(make_batch, ratio: float, advantage: float, expected: float, cut: bool) -> None:
+def test_ppo_clip_values(make_batch, ratio: float, advantage: float, expected: float, cut: bool) -> None:
     logprobs, batch = one_token(make_batch, ratio, advantage)
     assert ppo_clip(logprobs, batch, CLIP).sum().item() == pytest.approx(expected, abs=1e-6)
     assert bool(clipped(logprobs, batch, CLIP).any()) is cut
 
 
-def test_clip_low_and_high_are_apart(make_batch) -> None:
+def test_clip_low_and_clip_high_are_independent(make_batch) -> None:
     wide = Loss(kind="ppo_clip", clip_low=0.1, clip_high=0.28)
     assert ppo_clip(*one_token(make_batch, 1.5, 1), wide).sum().item() == pytest.approx(-1.28, abs=1e-6)
     assert ppo_clip(*one_token(make_batch, 0.5, -1), wide).sum().item() == pytest.approx(0.9, abs=1e-6)
@@ -45,8 +45,8 @@ def ready(make_batch, **changes: object) -> TrajectoryBatch:
     return batch.with_(advantages=torch.randn(batch.mask.shape, generator=generator) * batch.mask, **changes)
 
 
-def test_on_policy_gradient_is_reinforce(make_batch) -> None:
-    """lite_ppo 8: at rho = 1 the gradient is -sum(m A grad log pi) / sum(m) and nothing is clipped."""
+def test_on_policy_gradient_equals_reinforce(make_batch) -> None:
+    """At rho = 1 the gradient is -sum(m A grad log pi) / sum(m) and nothing is clipped."""
     batch = ready(make_batch)
     logprobs = batch.logprobs_old.clone().requires_grad_()
     loss = aggregate(ppo_clip(logprobs, batch, CLIP), batch.mask, "token_mean", denominators(batch, 1.0))
@@ -59,8 +59,8 @@ def test_on_policy_gradient_is_reinforce(make_batch) -> None:
     assert log_ratio(logprobs, batch).abs().max() == 0
 
 
-def test_aggregation_numbers(make_batch) -> None:
-    """lite_ppo 4: responses of 2 and 6 tokens with per-token losses 1 and 0."""
+def test_aggregation_values(make_batch) -> None:
+    """Responses of 2 and 6 tokens with per-token losses 1 and 0."""
     batch = make_batch([[0, 0]], lengths=[2, 6])
     loss = torch.zeros(batch.mask.shape)
     loss[0] = 1.0
@@ -70,7 +70,7 @@ def test_aggregation_numbers(make_batch) -> None:
     assert aggregate(loss, batch.mask, "constant", denominators(batch, 4.0)).item() == 0.25
 
 
-def test_equal_lengths_make_token_mean_the_sequence_mean(make_batch) -> None:
+def test_token_mean_equals_sequence_mean_for_equal_lengths(make_batch) -> None:
     batch = make_batch([[0, 0, 0]], lengths=[4, 4, 4])
     loss = torch.randn(batch.mask.shape)
     total = denominators(batch, 1.0)
@@ -78,7 +78,7 @@ def test_equal_lengths_make_token_mean_the_sequence_mean(make_batch) -> None:
     torch.testing.assert_close(token, sequence)
 
 
-def test_an_episode_without_policy_tokens_is_skipped(make_batch) -> None:
+def test_episode_without_policy_tokens_is_skipped(make_batch) -> None:
     batch = make_batch([[0, 0]], lengths=[2, 2])
     masked = batch.with_(mask=batch.mask & torch.tensor([[True], [False]]))
     loss = torch.ones(batch.mask.shape)
@@ -89,7 +89,7 @@ def test_an_episode_without_policy_tokens_is_skipped(make_batch) -> None:
         assert aggregate(loss, nothing.mask, kind, denominators(nothing, 1.0)).item() == 0.0
 
 
-def test_unknown_aggregation_and_estimator_are_refused(make_batch) -> None:
+def test_unknown_aggregation_and_estimator_are_rejected(make_batch) -> None:
     batch = make_batch([[0, 0]])
     with pytest.raises(ValueError, match="token_mean"):
         aggregate(torch.zeros(batch.mask.shape), batch.mask, "mean", denominators(batch, 1.0))
@@ -97,15 +97,15 @@ def test_unknown_aggregation_and_estimator_are_refused(make_batch) -> None:
         kl_estimate(torch.zeros(1), torch.zeros(1), "k4")
 
 
-def test_kl_numbers() -> None:
-    """survey_taxonomy 5 for d = 0.1."""
+def test_kl_estimator_values() -> None:
+    """For d = 0.1."""
     logprobs, reference = torch.tensor([-1.0], dtype=torch.float64), torch.tensor([-1.1], dtype=torch.float64)
     values = {kind: kl_estimate(logprobs, reference, kind).item() for kind in ("k1", "k2", "k3")}
     assert values == pytest.approx({"k1": 0.1, "k2": 0.005, "k3": 0.004837}, abs=1e-6)
 
 
-def test_kl_estimators_agree_with_the_exact_kl() -> None:
-    """The expectations of k1 and k3 over the policy's samples are the KL; the expected gradient of k2 is the KL's gradient."""
+def test_kl_estimators_match_the_exact_kl() -> None:
+    """k1 and k3 have the KL as expectation over the policy's samples; k2 has the KL's gradient."""
     logits = torch.tensor([0.3, -0.2, 1.0], dtype=torch.float64, requires_grad=True)
     reference = torch.tensor([0.0, 0.5, 0.4], dtype=torch.float64).log_softmax(0)
     logprobs = logits.log_softmax(0)
@@ -118,7 +118,7 @@ def test_kl_estimators_agree_with_the_exact_kl() -> None:
 
 
 def full_loss(rl: Rl, logits: torch.Tensor, batch: TrajectoryBatch, splits: int = 1) -> torch.Tensor:
-    """The whole objective of `rl` as a function of next-token logits [B, T, V], summed over `splits` micro-batches."""
+    """The whole objective as a function of next-token logits [B, T, V], summed over `splits` micro-batches."""
     algorithm = resolve(rl)
     total = denominators(batch, 10.0)
     shares = []
@@ -154,7 +154,7 @@ def differentiable(make_batch) -> tuple[torch.Tensor, TrajectoryBatch]:
 
 
 @pytest.mark.parametrize("rl", objectives(), ids=lambda rl: f"{rl.algorithm}-{rl.loss.aggregation}")
-def test_gradients_by_finite_differences(make_batch, rl: Rl) -> None:
+def test_gradients_match_finite_differences(make_batch, rl: Rl) -> None:
     logits, batch = differentiable(make_batch)
     logits.requires_grad_()
     (gradient,) = torch.autograd.grad(full_loss(rl, logits, batch), logits)
@@ -169,8 +169,8 @@ def test_gradients_by_finite_differences(make_batch, rl: Rl) -> None:
 
 
 @pytest.mark.parametrize("rl", objectives(), ids=lambda rl: f"{rl.algorithm}-{rl.loss.aggregation}")
-def test_the_micro_batch_split_changes_nothing(make_batch, rl: Rl) -> None:
-    """lite_ppo 5: 1, 2 or 4 micro-batches give the same loss and gradient to 1e-6."""
+def test_loss_does_not_depend_on_micro_batch_split(make_batch, rl: Rl) -> None:
+    """1, 2 or 4 micro-batches give the same loss and gradient to 1e-6."""
     logits, batch = differentiable(make_batch)
     logits = logits.float().requires_grad_()
     losses, gradients = [], []

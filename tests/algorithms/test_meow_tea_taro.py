@@ -1,7 +1,5 @@
-"""Credit for many turns, estimators and reward densities, against the dossier's numbers.
-
-Items 1 to 7; 8, the budget of demonstrations and episodes, is a flow's: tests/flows/test_experiments.py.
-"""
+"""Multi-turn credit, estimators and reward densities against the paper's worked example. The budget of demonstrations and
+episodes: tests/flows/test_experiments.py."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from stages.runtime.validation import ParamsError
 
 
 def rollout(values: tuple[float, ...] = (0.4, 0.5, 9.0, 9.0, 0.6)) -> TrajectoryBatch:
-    """Item 1: r = (0, .5, 0, 0, 1), m = (1, 1, 0, 0, 1): a turn of two tokens, two observation tokens, a turn of one."""
+    """r = (0, .5, 0, 0, 1), m = (1, 1, 0, 0, 1): a turn of two tokens, two observation tokens, a turn of one token."""
     mask = torch.tensor([[True, True, False, False, True]])
     return TrajectoryBatch(
         token_ids=torch.zeros(1, 5, dtype=torch.int64),
@@ -47,15 +45,15 @@ def advantages(batch: TrajectoryBatch, **params) -> list[float]:
 
 @pytest.mark.parametrize(("lam", "expected"), [(1.0, [1.1, 1.0, 0.4]), (0.95, [1.031, 0.98, 0.4]), (0.0, [0.1, 0.6, 0.4])])
 def test_token_level_skips_observations(lam: float, expected: list[float]) -> None:
-    """1: whatever the critic says about observation tokens has no influence."""
+    """Values at observation tokens have no effect."""
     for odd in (9.0, -3.0):
         batch = rollout((0.4, 0.5, odd, odd, 0.6))
         assert advantages(batch, gamma=1.0, lam=lam) == pytest.approx(expected, abs=1e-6)
 
 
 def test_turn_level_credits_whole_turns() -> None:
-    """2: V of a turn is V at its first token: A = (1.1, 0.4), the same for every token of a turn; the critic's targets are the
-    turn's return."""
+    """V of a turn is V at its first token: A = (1.1, 0.4), the same for every token of a turn; the critic's target is the return
+    from the turn on."""
     batch = rollout()
     assert advantages(batch, level="turn", gamma=1.0, lam=1.0) == pytest.approx([1.1, 1.1, 0.4])
     returns = gae_advantage(batch, Advantage(level="turn")).returns
@@ -64,8 +62,7 @@ def test_turn_level_credits_whole_turns() -> None:
     assert advantages(batch, level="turn", gamma=1.0, lam=0.0) == pytest.approx([0.5 + 0.6 - 0.4, 0.5 + 0.6 - 0.4, 0.4])
 
 
-def test_without_a_critic_both_levels_are_the_reward_to_go() -> None:
-    """3."""
+def test_without_critic_both_levels_give_reward_to_go() -> None:
     nothing = rollout((0.0,) * 5)
     for level in ("token", "turn"):
         assert advantages(nothing, level=level, gamma=1.0, lam=1.0) == pytest.approx([1.5, 1.5, 1.0])
@@ -75,8 +72,8 @@ def test_without_a_critic_both_levels_are_the_reward_to_go() -> None:
     assert result[nothing.mask].tolist() == pytest.approx([1.5, 1.5, 1.0])
 
 
-def test_dense_rewards_have_one_divisor() -> None:
-    """4: with the game's maximum 5 a loss with 3 points sums to .6, a win to 1; the paper's code pays the loss 3."""
+def test_dense_rewards_share_one_divisor() -> None:
+    """With the game's maximum 5 a loss with 3 points sums to .6, a win to 1; the paper's code gives the loss 3."""
     increments = torch.tensor([[1.0, 0.0, 2.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0, 1.0]])
     success = torch.tensor([False, True])
     shared = dense(increments, success, "max_total", 5.0)
@@ -86,8 +83,8 @@ def test_dense_rewards_have_one_divisor() -> None:
     torch.testing.assert_close(reference.sum(1), torch.tensor([3.0, 1.0]))
 
 
-def test_one_turn_makes_dense_single_and_gae_reinforce(make_batch) -> None:
-    """5: a single reward of 1; GAE with lam = 1 and V = 0 gives A = R on every token."""
+def test_one_turn_makes_dense_equal_single_and_gae_reinforce(make_batch) -> None:
+    """One reward of 1; GAE with lam = 1 and V = 0 gives A = R on every token."""
     batch = make_batch([[1, 0]], lengths=[3, 2])
     for density in ("single", "dense"):
         shaped = shape_rewards(batch, Reward(density=density, divisor="max_total", max_total=1.0))
@@ -98,8 +95,8 @@ def test_one_turn_makes_dense_single_and_gae_reinforce(make_batch) -> None:
     torch.testing.assert_close(result, batch.rewards[:, None] * batch.mask)
 
 
-def test_group_estimators_see_the_sum_alone(make_batch) -> None:
-    """5: GRPO with dense and single rewards of equal sums is identical; at turn level the place of a reward matters."""
+def test_trajectory_level_uses_only_the_reward_sum(make_batch) -> None:
+    """GRPO with dense and single rewards of equal sums is identical; at turn level the position of a reward matters."""
     single = make_batch([[1, 0]], turns=[[1, 2], [2, 1]])
     spread = single.with_(turn_rewards=torch.tensor([[0.75, 0.25], [0.0, 0.0]]))
     whole = resolve(Rl(algorithm="grpo", group_size=2))
@@ -108,8 +105,7 @@ def test_group_estimators_see_the_sum_alone(make_batch) -> None:
     assert not torch.equal(turns.prepare(single).advantages, turns.prepare(spread).advantages)
 
 
-def test_rloo_numbers_and_groups_of_one(make_batch) -> None:
-    """6."""
+def test_rloo_advantages_and_rejected_groups_of_one(make_batch) -> None:
     rloo = resolve(Rl(algorithm="rloo", group_size=4))
     result = rloo.prepare(make_batch([[1, 0, 0, 0]])).advantages
     assert result is not None
@@ -119,8 +115,8 @@ def test_rloo_numbers_and_groups_of_one(make_batch) -> None:
             resolve(Rl(algorithm=name, group_size=1))
 
 
-def test_a_reward_nobody_takes_is_an_error() -> None:
-    """7: on an observation token, and on a turn without policy tokens."""
+def test_reward_without_policy_token_raises() -> None:
+    """On an observation token, and on a turn without policy tokens."""
     lost = rollout().with_(token_rewards=torch.tensor([[0.0, 0.0, 0.0, 1.0, 0.0]]))
     for level in ("token", "turn"):
         with pytest.raises(ValueError, match="not the policy's"):
@@ -128,7 +124,7 @@ def test_a_reward_nobody_takes_is_an_error() -> None:
     silent = replace(rollout(), mask=torch.tensor([[True, True, False, False, False]]))
     with pytest.raises(ValueError, match="without policy tokens"):
         gae_advantage(silent, Advantage())
-    # What the recursion would make of it without the check: the reward of 1 is gone.
+    # Without the check the recursion would lose the reward of 1.
     moved = rollout().with_(turn_rewards=torch.tensor([[0.5, 0.0]]))
     assert advantages(moved, gamma=1.0, lam=1.0) == pytest.approx([0.1, 0.0, -0.6])
 
@@ -145,7 +141,7 @@ def test_a_reward_nobody_takes_is_an_error() -> None:
     ],
     ids=["ppo_token", "ppo_turn", "grpo", "rloo", "rloo_turn"],
 )
-def test_every_arm_of_the_study_resolves(make_batch, density: str, estimator: dict) -> None:
+def test_every_arm_of_the_study_gives_finite_advantages(make_batch, density: str, estimator: dict) -> None:
     algorithm = resolve(
         Rl.model_validate({"algorithm": "meow_tea_taro", "group_size": 2, "reward": {"density": density}, "advantage": estimator})
     )
@@ -158,7 +154,7 @@ def test_every_arm_of_the_study_resolves(make_batch, density: str, estimator: di
     assert algorithm.needs_critic is (estimator["estimator"] == "gae")
 
 
-def test_kl_inside_the_reward_is_summed_into_the_return(make_batch) -> None:
+def test_kl_in_reward_is_summed_into_the_return(make_batch) -> None:
     """0.01 * 0.1 per token: over 3 and 2 tokens the returns 1 and 0 become 0.997 and -0.002."""
     algorithm = resolve(Rl(algorithm="rloo", group_size=2, reward={"kl_coef": 0.01}))
     batch = make_batch([[1, 0]], lengths=[3, 2])

@@ -1,4 +1,4 @@
-"""The survey's policy-gradient methods on one small batch, each against numbers worked out by hand or with numpy."""
+"""Losses of the policy-gradient methods on one small batch against values computed by hand with numpy."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def whitened(values: np.ndarray) -> np.ndarray:
 
 
 def kl_togo(coef: float) -> np.ndarray:
-    """What is to come of -coef * 0.05 per token, from each token on."""
+    """Sum of -coef * 0.05 per token, from each token to the end."""
     return np.concatenate([-coef * 0.05 * np.arange(length, 0, -1) for length in LENGTHS])
 
 
@@ -100,14 +100,14 @@ def expected(name: str, make_batch) -> float:
         *("ppo", "meow_tea_taro", "lite_ppo", "vspo", "grpo_t"),
     ],
 )
-def test_the_whole_method_by_hand(make_batch, name: str) -> None:
-    """survey_taxonomy 8: each matches a hand-written numpy value to 1e-5."""
+def test_loss_of_each_method_matches_numpy(make_batch, name: str) -> None:
     changes = {"reward": {"density": "environment"}} if name == "meow_tea_taro" else {}
     assert loss_of(make_batch, name, **changes) == pytest.approx(expected(name, make_batch), abs=1e-5)
 
 
-def test_dapo_by_hand(make_batch) -> None:
-    """Lengths 2..5 of at most 5 with a cache of 2: penalties 0, -0.5, -1, 0; then GRPO with 0.28 and the token mean."""
+def test_dapo_loss_matches_numpy(make_batch) -> None:
+    """Lengths 2 to 5, overlong_max 5, overlong_cache 2: penalties 0, -0.5, -1, 0; then GRPO with clip_high 0.28 and token
+    mean."""
     rewards = np.array([1.0, 0.0 - 0.5, 0.0 - 1.0, 1.0])
     pairs = rewards.reshape(2, 2)
     centred = (pairs - pairs.mean(1, keepdims=True)) / (pairs.std(1, ddof=1, keepdims=True) + 1e-6)
@@ -116,7 +116,7 @@ def test_dapo_by_hand(make_batch) -> None:
     assert got == pytest.approx(float(value), abs=1e-5)
 
 
-def test_dapo_without_its_parts_is_grpo_with_token_mean(make_batch) -> None:
+def test_dapo_without_its_changes_equals_grpo_with_token_mean(make_batch) -> None:
     plain = loss_of(
         make_batch, "dapo", reward={"overlong_penalty": 0.0}, group_resampling={"kind": "none"}, loss={"clip_high": 0.2}
     )
@@ -139,8 +139,8 @@ def shaped_loss(make_batch, name: str, **changes) -> float:
     return float(algorithm.loss(logprobs, torch.zeros(batch.mask.shape), batch, denominators(batch, 8.0)).loss)
 
 
-def test_grpo_tcr_and_scr_by_hand(make_batch) -> None:
-    """Right 1, wrong -1 + 0.1 per call up to -0.6, and lengths 2..5 of at most 5 with a cache of 2: 0, -0.5, -1, 0."""
+def test_grpo_tcr_and_scr_losses_match_numpy(make_batch) -> None:
+    """Correct: 1; wrong: -1 + 0.1 per call up to -0.6; length penalties 0, -0.5, -1, 0."""
     length = {"reward": {"overlong_max": 5, "overlong_cache": 2}}
     advantages = normalised([1.0, -0.9 - 0.5, -0.8 - 1.0, 1.0])
     expected_tcr = float(surrogate(advantages, 0.2, 0.28).mean())
@@ -149,17 +149,17 @@ def test_grpo_tcr_and_scr_by_hand(make_batch) -> None:
     assert shaped_loss(make_batch, "grpo_scr", **length) == pytest.approx(expected_scr, abs=1e-5)
 
 
-def test_vspo_prs_by_hand(make_batch) -> None:
-    """Every action was understood: parse 1, a tool call or none 1 (no_call_score), then 0.8 times the outcome."""
+def test_vspo_prs_loss_matches_numpy(make_batch) -> None:
+    """Every action was accepted: parse 1, tool call or none 1 (no_call_score), then 0.8 times the outcome."""
     k3 = math.exp(-(SHIFT + 0.05)) - 1 + SHIFT + 0.05
     advantages = normalised([1.0, 0.2, 0.2, 1.0])
     expected_loss = seq_mean(surrogate(advantages) + 0.001 * k3)
     assert shaped_loss(make_batch, "vspo_prs") == pytest.approx(expected_loss, abs=1e-5)
 
 
-def test_reductions_through_the_methods(make_batch) -> None:
-    """survey_taxonomy 7: GRPO without std has Dr. GRPO's advantages, RLOO's are G / (G - 1) times that; the gradient of PPO's
-    clip at rho = 1 is REINFORCE's."""
+def test_methods_reduce_to_each_other(make_batch) -> None:
+    """GRPO without std has Dr. GRPO's advantages, RLOO's are G / (G - 1) times these; PPO's clip at rho = 1 has REINFORCE's
+    gradient."""
     batch = make_batch([[1, 0, 0, 1], [0, 1, 0, 0]])
     names = ("dr_grpo", "grpo", "rloo")
     changes = ({}, {"std": "none"}, {})
@@ -180,8 +180,7 @@ def test_reductions_through_the_methods(make_batch) -> None:
     torch.testing.assert_close(*gradients)
 
 
-def test_gspo_of_single_tokens_is_the_token_ratio(make_batch) -> None:
-    """survey_taxonomy 7: GSPO with T = 1 is PPO's loss; over several tokens the ratio is their geometric mean."""
+def test_gspo_with_single_tokens_equals_ppo(make_batch) -> None:
     params = Loss(kind="gspo", clip_low=0.2, clip_high=0.2)
     batch = make_batch(REWARDS, lengths=[1, 1, 1, 1])
     batch = batch.with_(advantages=torch.tensor(SIGNS)[:, None] * batch.mask)
@@ -189,8 +188,8 @@ def test_gspo_of_single_tokens_is_the_token_ratio(make_batch) -> None:
     torch.testing.assert_close(gspo(logprobs, batch, params), ppo_clip(logprobs, batch, params))
 
 
-def test_gspo_numbers(make_batch) -> None:
-    """survey_taxonomy 5: log-ratios (0.1, -0.1, 0.3) -> exp(0.1) = 1.1052."""
+def test_gspo_ratio_is_geometric_mean_of_token_ratios(make_batch) -> None:
+    """Log-ratios (0.1, -0.1, 0.3): exp(0.1) = 1.1052."""
     batch = make_batch([[1.0]], lengths=[3])
     batch = batch.with_(advantages=batch.mask.float())
     shift = torch.zeros(batch.mask.shape)
@@ -199,8 +198,8 @@ def test_gspo_numbers(make_batch) -> None:
     torch.testing.assert_close(loss[batch.mask], torch.full((3,), -1.1052), rtol=0, atol=1e-4)
 
 
-def test_cispo_cuts_the_weight_and_keeps_the_gradient(make_batch) -> None:
-    """At rho = e^2, cut at 5: the weight is 5, the gradient -5 A, where PPO's clip has none."""
+def test_cispo_clips_weight_and_keeps_gradient(make_batch) -> None:
+    """rho = e^2, clipped at 5: the gradient is -5 A, where PPO's clip has none."""
     batch = make_batch([[1.0]], lengths=[1])
     batch = batch.with_(advantages=batch.mask.float())
     params = Loss(kind="cispo", clip_low=1.0, clip_high=4.0)
@@ -213,7 +212,7 @@ def test_cispo_cuts_the_weight_and_keeps_the_gradient(make_batch) -> None:
     assert none.abs().sum() == 0
 
 
-def test_on_policy_cispo_has_grpos_gradient(make_batch) -> None:
+def test_on_policy_cispo_has_gradient_of_grpo(make_batch) -> None:
     gradients = []
     for name in ("cispo", "grpo"):
         algorithm = resolve(Rl(algorithm=name, group_size=2, loss={"aggregation": "token_mean"}))
@@ -224,7 +223,7 @@ def test_on_policy_cispo_has_grpos_gradient(make_batch) -> None:
     torch.testing.assert_close(*gradients)
 
 
-def test_remax_subtracts_the_greedy_episode_and_needs_no_group(make_batch) -> None:
+def test_remax_subtracts_greedy_return_without_groups(make_batch) -> None:
     algorithm = resolve(Rl(algorithm="remax", group_size=1))
     assert algorithm.needs_greedy
     batch = make_batch([[1], [0], [1]]).with_extra(GreedyReturns(torch.tensor([0.25, 0.5, 1.0])))
@@ -235,20 +234,20 @@ def test_remax_subtracts_the_greedy_episode_and_needs_no_group(make_batch) -> No
         algorithm.prepare(make_batch([[1], [0]]))
 
 
-def test_opo_of_equal_lengths_is_the_group_mean(make_batch) -> None:
+def test_opo_with_equal_lengths_uses_group_mean(make_batch) -> None:
     opo, plain = (Rl(algorithm="reinforce", group_size=2, advantage={"mean": mean}) for mean in ("length_weighted", "group"))
     batch = make_batch(REWARDS, lengths=[3, 3, 3, 3])
     torch.testing.assert_close(resolve(opo).prepare(batch).advantages, resolve(plain).prepare(batch).advantages)
 
 
-def test_advantages_are_cut_last(make_batch) -> None:
+def test_advantage_clip_is_applied_last(make_batch) -> None:
     batch = resolve(Rl(algorithm="grpo", group_size=2, advantage={"clip": 0.5})).prepare(make_batch(REWARDS))
     assert batch.advantages is not None
     assert sorted(set(batch.advantages[batch.mask].tolist())) == [-0.5, 0.5]
 
 
-def test_population_standard_deviation_is_a_switch(make_batch) -> None:
-    """survey_taxonomy 2: R = (1, 0, 0, 1): +/-0.8660 with n - 1, +/-1 with n."""
+def test_ddof_selects_sample_or_population_std(make_batch) -> None:
+    """R = (1, 0, 0, 1): +/-0.8660 with n - 1, +/-1 with n."""
     for ddof, value in ((1, 0.8660), (0, 1.0)):
         algorithm = resolve(Rl(algorithm="grpo", group_size=4, advantage={"ddof": ddof}))
         advantages = algorithm.prepare(make_batch([[1, 0, 0, 1]])).advantages

@@ -1,5 +1,4 @@
-"""GRPO-T, GRPO-TCR and GRPO-SCR against their dossier's numbers. Item 6, the buckets of tasks, is in
-tests/curation/test_model_aware.py."""
+"""GRPO-T, GRPO-TCR and GRPO-SCR against the paper's worked example. Task buckets: tests/curation/test_model_aware.py."""
 
 from __future__ import annotations
 
@@ -19,22 +18,21 @@ MAX_LENGTH = 20480
 
 
 @pytest.mark.parametrize(("calls", "wrong"), [(0, -1.0), (1, -0.9), (2, -0.8), (4, -0.6), (7, -0.6)])
-def test_the_tool_term(make_batch, calls: int, wrong: float) -> None:
-    """1: wrong answers earn calls up to the cap, right ones by the code nothing."""
+def test_tool_bonus_rewards_calls_of_wrong_answers(make_batch, calls: int, wrong: float) -> None:
+    """As in the authors' code: wrong answers gain per call up to the cap, correct ones nothing."""
     reward = resolve(Rl(algorithm="grpo_tcr"), MAX_LENGTH).rl.reward
     shaped = shape_rewards(make_batch([[1, 0]]).with_(tool_calls=torch.full((2,), float(calls))), reward)
     assert shaped.rewards.tolist() == pytest.approx([1.0, wrong])
 
 
-def test_the_papers_equation_pays_right_answers_too(make_batch) -> None:
-    """1: n = 4 -> 1.4."""
+def test_tool_bonus_on_both_follows_the_paper_equation(make_batch) -> None:
+    """n = 4: 1.4."""
     params = resolve(Rl(algorithm="grpo_tcr", reward={"tool_bonus_on": "both"}), MAX_LENGTH).rl.reward
     shaped = shape_rewards(make_batch([[1, 0]]).with_(tool_calls=torch.full((2,), 4.0)), params)
     assert shaped.rewards.tolist() == pytest.approx([1.4, -0.6])
 
 
-def test_the_length_term() -> None:
-    """2."""
+def test_overlong_penalty_by_length() -> None:
     reward = resolve(Rl(algorithm="grpo_tcr"), MAX_LENGTH).rl.reward
     assert (reward.overlong_max, reward.overlong_cache) == (20480, 4096)
     term = overlong_term(torch.tensor([16384, 18432, 20480, 30000]), 20480, 4096, 1.0)
@@ -46,7 +44,7 @@ def test_the_length_term() -> None:
     [(1, 1.35, -1.28, False), (-1, 0.7, 0.8, False), (-1, 1.35, 1.35, True), (-1, 12, 10, False)],
 )
 def test_clip_higher_and_dual_clip(make_batch, advantage: float, ratio: float, loss: float, gradient: bool) -> None:
-    """3, as losses: the objective with its sign turned."""
+    """Losses are the negated objective."""
     params = resolve(Rl(algorithm="grpo_tcr"), MAX_LENGTH).rl.loss
     batch = make_batch([[0.0]], lengths=[1])
     batch = batch.with_(advantages=advantage * batch.mask)
@@ -67,8 +65,8 @@ def loss_of(make_batch, name: str, **section) -> float:
     return float(algorithm.loss(logprobs, torch.zeros(batch.mask.shape), batch, denominators(batch, 8.0)).loss)
 
 
-def test_without_its_parts_tcr_is_grpo_with_token_mean(make_batch) -> None:
-    """4. Rewards of +/-1 instead of 0 and 1 leave GRPO's advantages."""
+def test_tcr_without_its_changes_equals_grpo_with_token_mean(make_batch) -> None:
+    """Rewards of +/-1 instead of 0 and 1 give the same advantages."""
     bare = loss_of(
         make_batch,
         "grpo_tcr",
@@ -80,8 +78,8 @@ def test_without_its_parts_tcr_is_grpo_with_token_mean(make_batch) -> None:
     assert kept == pytest.approx(loss_of(make_batch, "grpo", loss={"aggregation": "token_mean"}), abs=1e-6)
 
 
-def test_the_sequence_ratio(make_batch) -> None:
-    """5: token log-ratios (0.01, -0.01, 0.003) -> exp(0.001) = 1.0010005, above 1.0004, clipped for A > 0."""
+def test_scr_clips_the_sequence_ratio(make_batch) -> None:
+    """Token log-ratios (0.01, -0.01, 0.003): exp(0.001) = 1.0010005, above 1.0004, clipped for A > 0."""
     params = resolve(Rl(algorithm="grpo_scr"), MAX_LENGTH).rl.loss
     assert (params.kind, params.clip_low, params.clip_high, params.aggregation) == ("gspo", 0.0003, 0.0004, "seq_mean_token_mean")
     batch = make_batch([[1.0]], lengths=[3])
@@ -98,8 +96,8 @@ def test_the_sequence_ratio(make_batch) -> None:
 
 
 @pytest.mark.parametrize("name", ["grpo_t", "grpo_tcr", "grpo_scr"])
-def test_tool_output_has_no_influence(make_batch, name: str) -> None:
-    """8: other log-probabilities on tokens that are not the policy's leave the loss unchanged."""
+def test_environment_tokens_do_not_affect_the_loss(make_batch, name: str) -> None:
+    """Other log-probs on environment tokens leave the loss unchanged."""
     algorithm = resolve(Rl(algorithm=name, group_size=2), MAX_LENGTH)
     batch = make_batch([[1, 0]], turns=[[1, 2], [2, 1]])
     batch = algorithm.prepare(algorithm.shape(batch.with_(logprobs_ref=batch.logprobs_old)))
@@ -110,16 +108,16 @@ def test_tool_output_has_no_influence(make_batch, name: str) -> None:
     assert losses[0] == losses[1]
 
 
-def test_a_failure_that_ran_out_of_tokens(make_batch) -> None:
-    """A truncated episode: -1 and up to -1 for its length, with n = 0."""
+def test_overlong_failure_gets_the_length_penalty(make_batch) -> None:
+    """-1, and up to -1 for its length."""
     batch = make_batch([[0, 1]], lengths=[8, 2])
     params = Reward(correct=1.0, wrong=-1.0, overlong_penalty=1.0, overlong_max=8, overlong_cache=2)
     assert shape_rewards(batch, params).rewards.tolist() == [-2.0, 1.0]
 
 
-def test_average_pass_and_majority_at_k() -> None:
-    """7: the average of attempts never exceeds pass@k, all three are one for k = 1; 2 of 4 correct: pass@2 = 5/6. Numbers of
-    maj@k are in tests/evaluation/test_statistics.py."""
+def test_average_pass_at_k_and_maj_at_k() -> None:
+    """The average never exceeds pass@k; for k = 1 all three agree; 2 of 4 correct: pass@2 = 5/6. More on maj@k:
+    tests/evaluation/test_statistics.py."""
     assert pass_at_k(4, 2, 2) == pytest.approx(5 / 6)
     for answers in (["a", "a", "b", "c"], ["a", "a", None, None]):
         right = [answer == "a" for answer in answers]

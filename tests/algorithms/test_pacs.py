@@ -1,4 +1,4 @@
-"""PACS: scores of whole groups, fitted to labels; each formula against numbers worked out by hand."""
+"""PACS: scores of whole groups fitted to labels; each formula against hand-computed numbers."""
 
 from __future__ import annotations
 
@@ -26,25 +26,24 @@ def pacs(size: int = 4, **settings) -> Rl:
     return Rl(algorithm="pacs", group_size=size, settings=settings)
 
 
-def at(batch: TrajectoryBatch, proxies: list[float]) -> Tensor:
-    """Log-probabilities whose sums over an episode's tokens lie this far above the old ones."""
+def logprobs_at(batch: TrajectoryBatch, proxies: list[float]) -> Tensor:
+    """Log-probs whose sum over an episode's tokens exceeds the old ones' by `proxies`."""
     share = torch.tensor(proxies) / batch.mask.sum(1)
     return ((batch.logprobs_old + share[:, None]) * batch.mask).requires_grad_()
 
 
 def losses(make_batch, rewards: list[float], proxies: list[float], **settings) -> tuple[Tensor, Tensor]:
-    """(the episodes' losses [B], dL/dr [B]) of one group, L being their mean."""
+    """Losses [B] of one group's episodes, and dL/dr [B] of their mean L."""
     algorithm = resolve(pacs(len(rewards), **settings))
     batch = algorithm.prepare(make_batch([rewards], lengths=[2, 3, 1, 4][: len(rewards)]))
-    logprobs = at(batch, proxies)
+    logprobs = logprobs_at(batch, proxies)
     found = episode_losses(logprobs, batch, algorithm.rl)
     (gradient,) = torch.autograd.grad(found.mean(), logprobs)
-    # All tokens of an episode have the derivative by its r.
+    # dL/dr is the gradient at any token of the episode.
     return found.detach(), torch.stack([row[mask][0] for row, mask in zip(gradient, batch.mask, strict=True)])
 
 
-def test_scores_and_losses_by_hand(make_batch) -> None:
-    """Must hold 1."""
+def test_scores_and_losses_of_one_group(make_batch) -> None:
     psi = scores(torch.tensor(R), ONE_GROUP, "rloo")
     assert_near(psi, PSI, atol=2e-6)
     assert float(psi.sum()) == pytest.approx(0, abs=1e-6)
@@ -54,17 +53,15 @@ def test_scores_and_losses_by_hand(make_batch) -> None:
     assert float(losses(make_batch, Y, R)[0].mean()) == pytest.approx(0.653137, abs=1e-6)
 
 
-def test_the_whole_method_gives_the_mean_over_episodes(make_batch) -> None:
-    """Must hold 1, through composition, loss per token and aggregation."""
+def test_method_loss_is_the_mean_over_episodes(make_batch) -> None:
     algorithm = resolve(pacs())
     batch = algorithm.prepare(make_batch([Y], lengths=[2, 3, 1, 4]))
-    terms = algorithm.loss(at(batch, R), torch.zeros(batch.mask.shape), batch, denominators(batch, 8.0))
+    terms = algorithm.loss(logprobs_at(batch, R), torch.zeros(batch.mask.shape), batch, denominators(batch, 8.0))
     assert float(terms.loss.detach()) == pytest.approx(0.653137, abs=1e-6)
 
 
-def test_the_first_gradient_is_rloos(make_batch) -> None:
-    """Must hold 2: at r = 0 without weights -(y_i - mean y)/(G - 1), which is the gradient of RLOO with the mean of the episodes'
-    token sums, exactly; beta scales it."""
+def test_first_gradient_equals_rloo(make_batch) -> None:
+    """At r = 0 without class weights it is -(y_i - mean y)/(G - 1), exactly RLOO's with seq_mean_token_sum; beta scales it."""
     _, gradient = losses(make_batch, Y, [0.0] * 4, class_weight="none")
     assert_near(gradient, [-0.25, 0.083333, 0.083333, 0.083333], atol=2e-6)
     assert_near(
@@ -82,8 +79,8 @@ def test_the_first_gradient_is_rloos(make_batch) -> None:
     torch.testing.assert_close(*gradients, rtol=1e-6, atol=1e-8)
 
 
-def test_balanced_classes_weigh_the_same(make_batch) -> None:
-    """Must hold 3, and the other weights: the advantages that reports show are minus this gradient times B."""
+def test_class_weights(make_batch) -> None:
+    """Balanced, only_positive and only_negative; reported advantages are minus the gradient times B."""
     assert_near(class_weights(torch.tensor(Y), ONE_GROUP, "group_balanced"), [2.0, 2 / 3, 2 / 3, 2 / 3], atol=2e-6)
     _, gradient = losses(make_batch, Y, [0.0] * 4)
     assert_near(gradient, [-0.333333, 0.111111, 0.111111, 0.111111], atol=2e-6)
@@ -94,8 +91,7 @@ def test_balanced_classes_weigh_the_same(make_batch) -> None:
     assert class_weights(torch.tensor([1.0, 0.5, 0.0]), ONE_GROUP[:3], "only_negative").tolist() == [0, 0, 1]
 
 
-def test_a_group_of_one_class_is_pulled_together(make_batch) -> None:
-    """Must hold 4."""
+def test_group_of_one_class_shrinks_score_differences(make_batch) -> None:
     _, still = losses(make_batch, [1.0] * 4, [0.0] * 4)
     assert_near(still, [0.0] * 4, atol=1e-7)
     _, gradient = losses(make_batch, [1.0] * 4, R)
@@ -103,16 +99,15 @@ def test_a_group_of_one_class_is_pulled_together(make_batch) -> None:
     assert float(gradient.sum()) == pytest.approx(0, abs=1e-7)
 
 
-def test_one_constant_on_all_changes_nothing_but_the_naive_score() -> None:
-    """Must hold 5."""
+def test_scores_are_shift_invariant_except_naive() -> None:
     proxy = torch.tensor(R, dtype=torch.float64)
     for kind, changes in (("rloo", False), ("grpo", False), ("naive", True)):
         same = torch.allclose(scores(proxy, ONE_GROUP, kind), scores(proxy + 0.7, ONE_GROUP, kind), atol=1e-9)
         assert same != changes, kind
 
 
-def test_the_standardised_score_and_its_first_gradient() -> None:
-    """Section 4: (r - mean) / (std + 1e-6); where all r are equal the derivative is finite, and as large as the pitfall says."""
+def test_standardised_score_has_finite_gradient_at_equal_proxies() -> None:
+    """(r - mean) / (std + 1e-6): where all r are equal the gradient is finite, of order 1e6."""
     proxy = torch.tensor(R, dtype=torch.float64)
     expected = (proxy - proxy.mean()) / (proxy.std() + 1e-6)
     torch.testing.assert_close(scores(proxy, ONE_GROUP, "grpo"), expected)
@@ -121,8 +116,7 @@ def test_the_standardised_score_and_its_first_gradient() -> None:
     torch.testing.assert_close(gradient, torch.tensor([0.75, -0.25, -0.25, -0.25], dtype=torch.float64) * 1e6)
 
 
-def test_splitting_a_group_is_an_error_and_the_order_of_groups_does_not_matter(make_batch) -> None:
-    """Must hold 6."""
+def test_loss_rejects_split_groups_and_ignores_group_order(make_batch) -> None:
     algorithm = resolve(pacs(3, class_weight="none"))
     batch = algorithm.prepare(make_batch([[1, 0, 0], [1, 1, 0]], lengths=[2, 3, 1, 4, 2, 2]))
     total = denominators(batch, 8.0)
@@ -140,13 +134,12 @@ def test_splitting_a_group_is_an_error_and_the_order_of_groups_does_not_matter(m
         loss([0, 1, 2, 3])
     part = take(batch.with_extra(GroupSizes(torch.tensor([2, 2, 1, 2, 2, 1]))), [0, 1])
     alone = algorithm.loss((part.logprobs_old + shift[:2]) * part.mask, torch.zeros(part.mask.shape), part, total)
-    assert float(alone.loss) + loss([3, 4, 5]) != pytest.approx(whole, rel=1e-3), "the check has a reason"
+    assert float(alone.loss) + loss([3, 4, 5]) != pytest.approx(whole, rel=1e-3), "a split group changes the loss"
     with pytest.raises(ValueError, match=r"Algorithm\.prepare"):
         algorithm.loss(batch.logprobs_old, torch.zeros(batch.mask.shape), batch.with_(extra={}), total)
 
 
-def test_a_saturated_score_has_no_residual() -> None:
-    """Must hold 7."""
+def test_saturated_score_has_vanishing_residual() -> None:
     psi = scores(torch.tensor([20.0, 0.0, 0.0, 0.0], dtype=torch.float64), ONE_GROUP, "rloo")
     assert_near(psi, [20.0, -6.6667, -6.6667, -6.6667], atol=5e-5)
     residual = psi.sigmoid() - torch.tensor(Y, dtype=torch.float64)
@@ -154,8 +147,8 @@ def test_a_saturated_score_has_no_residual() -> None:
     assert_near(residual[1:], [1.27e-3] * 3, atol=5e-6)
 
 
-def test_tokens_off_the_mask_have_no_part_in_it(make_batch) -> None:
-    """Must hold 8: padding and the environment's tokens may have any log-probability."""
+def test_tokens_outside_the_mask_do_not_affect_the_loss(make_batch) -> None:
+    """Padding and environment tokens may have any log-probability."""
     algorithm = resolve(pacs(2))
     batch = algorithm.prepare(make_batch([[1, 0]], turns=[[2, 3], [1]]))
     logprobs = (batch.logprobs_old + 0.1) * batch.mask
@@ -168,8 +161,8 @@ def test_tokens_off_the_mask_have_no_part_in_it(make_batch) -> None:
 
 
 @pytest.mark.parametrize("settings", [{}, {"score": "grpo"}, {"score": "naive"}, {"reward_proxy": "mean_logp"}, {"beta": 3.0}])
-def test_the_gradient_by_finite_differences(make_batch, settings: dict) -> None:
-    """Every episode's loss has gradients to the tokens of its whole group."""
+def test_gradient_matches_finite_differences(make_batch, settings: dict) -> None:
+    """Every episode's loss has gradients for the tokens of its whole group."""
     algorithm = resolve(pacs(3, **settings))
     batch = algorithm.prepare(make_batch([[1, 0, 0], [1, 1, 0]], lengths=[2, 3, 1, 4, 2, 2]))
     batch = batch.with_(logprobs_old=batch.logprobs_old.double())
@@ -189,8 +182,8 @@ def test_the_gradient_by_finite_differences(make_batch, settings: dict) -> None:
         assert float(gradient[row, column]) == pytest.approx(numeric, rel=1e-4, abs=1e-8)
 
 
-def test_labels(make_batch) -> None:
-    """An episode that was cut has label 0; soft labels must be in [0, 1]."""
+def test_labels_of_truncated_episodes_and_soft_rewards(make_batch) -> None:
+    """A truncated episode has label 0; soft labels must be in [0, 1]."""
     batch = make_batch([[1, 0.6, 0.4, 1]]).with_(truncated=torch.tensor([False, False, False, True]))
     assert labels(batch, 0.5).tolist() == [1, 1, 0, 0]
     assert_near(labels(batch, None), [1.0, 0.6, 0.4, 0.0], atol=2e-6)
@@ -198,9 +191,9 @@ def test_labels(make_batch) -> None:
         labels(make_batch([[1, -1]]), None)
 
 
-def test_masked_episodes_have_no_part_in_the_weights(make_batch) -> None:
-    """Contract: with group_resampling.overlong mask, classes are balanced over the rows that are trained
-    on, and the loss is that of a group without the masked ones."""
+def test_masked_episodes_do_not_count_in_class_weights(make_batch) -> None:
+    """Contract: with group_resampling.overlong: mask, classes are balanced over the trained rows, and the loss is that of a group
+    without the masked ones."""
     algorithm = resolve(Rl(algorithm="pacs", group_size=4, group_resampling={"overlong": "mask"}))
     batch = make_batch([Y], lengths=[2, 3, 1, 4])
     batch = algorithm.prepare(batch.with_(overlong=torch.tensor([False, False, True, True])))
@@ -209,11 +202,11 @@ def test_masked_episodes_have_no_part_in_the_weights(make_batch) -> None:
     picked = batch.rows(torch.tensor([0, 1]))
     assert picked.get(GroupSizes).members.tolist() == [2, 2]
     expected, _ = losses(make_batch, Y[:2], [0.3, -0.2])
-    assert_near(episode_losses(at(picked, [0.3, -0.2]), picked, algorithm.rl).detach(), expected.tolist(), atol=1e-6)
+    assert_near(episode_losses(logprobs_at(picked, [0.3, -0.2]), picked, algorithm.rl).detach(), expected.tolist(), atol=1e-6)
 
 
-def test_the_start_policy_as_reference(make_batch) -> None:
-    """settings.reference start: r is measured from the frozen policy, which the batch must then carry."""
+def test_reference_start_measures_from_the_frozen_policy(make_batch) -> None:
+    """settings.reference: start: r is relative to the frozen policy, whose log-probs the batch must have."""
     algorithm = resolve(pacs(2, reference="start"))
     assert algorithm.needs_reference
     assert not resolve(pacs(2)).needs_reference
@@ -228,8 +221,8 @@ def test_the_start_policy_as_reference(make_batch) -> None:
     )
 
 
-def test_repeated_groups_are_damped_as_advantages_are(make_batch) -> None:
-    """Contract: batch filling acts on labels as on advantages: weights count rows, smoothing scales them."""
+def test_row_weights_and_smoothing_apply_to_the_loss(make_batch) -> None:
+    """Contract: group resampling acts as on advantages: weights count rows, smoothing scales their losses."""
     algorithm = resolve(pacs(2))
     batch = algorithm.prepare(make_batch([[1, 0]], lengths=[2, 2]))
     total, nothing = denominators(batch, 8.0), torch.zeros(batch.mask.shape)
@@ -252,6 +245,6 @@ def test_repeated_groups_are_damped_as_advantages_are(make_batch) -> None:
         ({"settings": {"beta": 0.0}}, "rl.settings.beta"),
     ],
 )
-def test_senseless_combinations_are_refused(values: dict, message: str) -> None:
+def test_conflicting_settings_are_rejected(values: dict, message: str) -> None:
     with pytest.raises(ParamsError, match=message):
         resolve(Rl.model_validate({"algorithm": "pacs", **values}))

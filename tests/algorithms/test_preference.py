@@ -1,4 +1,4 @@
-"""Preference losses against hand-computed numbers (survey_taxonomy 3, 4, 7) and numpy."""
+"""Preference losses against hand-computed numbers and numpy."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def value(name: str, scores: PairScores, **params: float | bool) -> float:
     return LOSSES[name](scores, Preference.model_validate(params)).item()
 
 
-def test_dpo() -> None:
-    """3: D = 0 -> 0.6931; beta 0.1, D = 10 -> 0.3133."""
+def test_dpo_loss() -> None:
+    """D = 0: 0.6931; beta 0.1, D = 10: 0.3133."""
     assert value("dpo", with_difference(0.0), beta=0.1) == pytest.approx(0.6931, abs=1e-4)
     assert value("dpo", with_difference(10.0), beta=0.1) == pytest.approx(0.3133, abs=1e-4)
 
 
-def test_ipo() -> None:
-    """3: beta 0.1: D = 5 -> 0, D = 0 -> 25. And sums against means: h of 6 over 2 tokens, and 0, is a difference of 3."""
+def test_ipo_loss() -> None:
+    """beta 0.1: D = 5: 0, D = 0: 25. Sum or mean over tokens: log-ratios 6 over 2 tokens and 0 differ by 6 or 3."""
     assert value("ipo", with_difference(5.0), beta=0.1) == pytest.approx(0.0, abs=1e-9)
     assert value("ipo", with_difference(0.0), beta=0.1) == pytest.approx(25.0)
     scores = pairs(6.0, 0.0, tokens=(2, 1))
@@ -47,29 +47,29 @@ def test_ipo() -> None:
     assert value("ipo", scores, beta=0.1, length_normalise=True) == pytest.approx(4.0)
 
 
-def test_hinge() -> None:
-    """3: beta D = 1 -> 0."""
+def test_slic_hinge_loss() -> None:
+    """beta D = 1: 0."""
     assert value("slic", with_difference(10.0), beta=0.1) == pytest.approx(0.0, abs=1e-9)
     assert value("slic", with_difference(4.0), beta=0.1) == pytest.approx(0.6)
 
 
-def test_simpo() -> None:
-    """4: lbar -1 and -2, beta 2, gamma 1 -> 0.3133, whatever the lengths."""
+def test_simpo_loss() -> None:
+    """Mean log-probs -1 and -2, beta 2, gamma 1: 0.3133 for any lengths."""
     for tokens in ((1, 1), (3, 7)):
         scores = pairs(-1.0 * tokens[0], -2.0 * tokens[1], tokens=tokens)
         assert value("simpo", scores, beta=2.0, gamma=1.0) == pytest.approx(0.3133, abs=1e-4)
 
 
-def test_orpo() -> None:
-    """4: odds term of p 0.5 and 0.25 -> ln(4/3) = 0.2877; the likelihood of the winner beside it; finite at p = 1."""
+def test_orpo_loss() -> None:
+    """Odds term of p 0.5 and 0.25: ln(4/3) = 0.2877, plus the winner's NLL; finite at p = 1."""
     scores = pairs(math.log(0.5), math.log(0.25))
     assert value("orpo", scores, beta=1.0, nll_coef=0.0) == pytest.approx(0.2877, abs=1e-4)
     assert value("orpo", scores, beta=1.0, nll_coef=1.0) == pytest.approx(0.2877 + math.log(2), abs=1e-4)
     assert math.isfinite(float(log_odds(torch.tensor(0.0))))
 
 
-def test_kto() -> None:
-    """4: h = z0 -> 0.5; 7: examples of one label alone still give a loss and a gradient."""
+def test_kto_loss() -> None:
+    """h = z0: 0.5; examples of one label only still give a loss and a gradient."""
     params = Preference(beta=0.1, desirable=1.0, undesirable=1.0)
     assert value("kto", pairs(-1.0, -1.0, -3.0, -3.0, z0=2.0), beta=0.1, desirable=1.0, undesirable=1.0) == pytest.approx(0.5)
     h = torch.tensor([0.5, -0.3], requires_grad=True)
@@ -82,8 +82,8 @@ def test_kto() -> None:
     assert kto_examples(torch.zeros(2), torch.tensor([True, False]), 0.0, weighted).tolist() == [1.0, 1.5]
 
 
-def test_reductions() -> None:
-    """7: cDPO and robust DPO with no swapped labels are DPO."""
+def test_losses_reduce_to_dpo_and_cpo() -> None:
+    """cDPO and robust DPO without swapped labels are DPO; SimPO with gamma 0 is CPO without NLL for one token."""
     for difference in (-2.0, 0.0, 3.0):
         plain = value("dpo", with_difference(difference), beta=0.5)
         for name in ("cdpo", "robust_dpo"):
@@ -96,7 +96,7 @@ def test_reductions() -> None:
 def expected(
     name: str, w: np.ndarray, lose: np.ndarray, rw: np.ndarray, rl: np.ndarray, nw: np.ndarray, nl: np.ndarray
 ) -> np.ndarray:
-    """Every loss written again, beta 0.3, gamma 0.2, smoothing 0.1, z0 0.05, weights 1.2 and 0.8, nll 0.5."""
+    """Each loss in numpy, with beta 0.3, gamma 0.2, smoothing 0.1, z0 0.05, weights 1.2 and 0.8, nll 0.5."""
     b, difference = 0.3, (w - rw) - (lose - rl)
 
     def sigma(x: np.ndarray) -> np.ndarray:
@@ -119,8 +119,8 @@ def expected(
 
 
 @pytest.mark.parametrize("name", sorted(LOSSES))
-def test_every_loss_by_numpy_and_its_gradient(name: str) -> None:
-    """8: a hand-written numpy value to 1e-5; the gradient by finite differences."""
+def test_losses_and_gradients_match_numpy(name: str) -> None:
+    """Values to 1e-5; gradients by finite differences."""
     rng = np.random.default_rng(0)
     w, lose, rw, rl = (-rng.uniform(0.5, 9.0, 5) for _ in range(4))
     nw, nl = rng.integers(2, 6, 5), rng.integers(2, 6, 5)
@@ -141,7 +141,7 @@ def test_every_loss_by_numpy_and_its_gradient(name: str) -> None:
         np.testing.assert_allclose(np.zeros(5) if given is None else given.numpy(), slope, rtol=1e-4, atol=1e-5)
 
 
-def test_every_loss_can_be_named() -> None:
+def test_every_loss_can_be_selected() -> None:
     assert {*LOSSES, "own"} == set(get_args(Preference.model_fields["loss"].annotation))
     for name in LOSSES:
         assert resolve(Rl(algorithm="dpo", preference={"loss": name})).rl.preference.loss == name
@@ -150,12 +150,12 @@ def test_every_loss_can_be_named() -> None:
             assert resolve(Rl(algorithm=name)).rl.preference.loss in (*LOSSES, "own")
 
 
-def test_kto_needs_other_pairs() -> None:
+def test_kto_needs_at_least_two_pairs() -> None:
     with pytest.raises(ParamsError, match="at least 2"):
         resolve(Rl(algorithm="kto", preference={"pairs_per_step": 1}))
 
 
-def test_margins_are_the_losses_own() -> None:
+def test_margin_depends_on_the_loss() -> None:
     scores = pairs(-2.0, -3.0, -1.0, -5.0, tokens=(1, 2))
     assert margin(scores, "dpo").item() == pytest.approx(-3.0)
     assert margin(scores, "simpo").item() == pytest.approx(-0.5)

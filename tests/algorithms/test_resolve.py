@@ -1,4 +1,4 @@
-"""How `rl.algorithm` and explicit switches become one algorithm, and which combinations are refused."""
+"""How `rl.algorithm` and explicit settings resolve to one algorithm, and which combinations are rejected."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ PAIRS = [name for name in names() if composition(name).data == "pairs"]
 MAX_LENGTH = 100
 
 
-def test_the_check_list_is_covered() -> None:
-    """survey_taxonomy's policy-gradient and preference methods, and those of the four newer papers, by name."""
+def test_methods_of_the_survey_and_later_papers_exist() -> None:
     survey = {
         "reinforce",
         "reinforce_pp",
@@ -57,7 +56,7 @@ def test_the_check_list_is_covered() -> None:
 
 
 @pytest.mark.parametrize("name", names())
-def test_every_method_has_a_whole_card(name: str) -> None:
+def test_every_method_has_a_complete_card(name: str) -> None:
     method = composition(name)
     card = method.card
     assert card.slug == name
@@ -75,15 +74,15 @@ def _keys() -> dict[str, Any]:
     return {"minibatches": 1} | {f"{name}.{key}": value for name, part in parts for key, value in part}
 
 
-FOLLOWS = {"advantage.level", "branching.initial", "loss.constant_length", "horizon.steps_per_stage", "replay.policy_updates"} | {
+DERIVED = {"advantage.level", "branching.initial", "loss.constant_length", "horizon.steps_per_stage", "replay.policy_updates"} | {
     "reward.overlong_max",
     "reward.overlong_cache",
 }
-"""Keys that follow from others where nobody sets them."""
+"""Keys that are derived from others unless the user sets them."""
 
 
-def test_a_key_that_nobody_set_is_null_in_a_dump_and_null_is_a_key_that_nobody_set() -> None:
-    """Contract: a params.yaml full of nulls is one that says nothing; a default that is asked for is more than that."""
+def test_unset_keys_dump_as_null_and_null_means_unset() -> None:
+    """Contract: a params.yaml full of nulls sets nothing; a default value that is set explicitly counts as set."""
     nothing, asked = Rl(), Rl.model_validate({"loss": {"clip_high": 0.2, "kl_coef": None}, "minibatches": None})
     dumped = nothing.model_dump(mode="json")
     assert {key for part in parts_of(nothing) for key, value in dumped[part].items() if value is not None} == set()
@@ -96,17 +95,17 @@ def test_a_key_that_nobody_set_is_null_in_a_dump_and_null_is_a_key_that_nobody_s
         Rl.model_validate({"loss": {"clip_hgh": None}})
 
 
-def test_what_a_key_needs_is_in_its_message() -> None:
-    """Contract: one refusal for all keys, made of the conditions beside them, which name real keys."""
-    said = {
+def test_inapplicable_key_error_names_its_condition() -> None:
+    """Contract: the messages come from the conditions declared at the keys, and these name real keys."""
+    expected = {
         "reward.overlong_max": "it needs a reward.overlong_penalty above 0",
         "loss.clip_low": "it needs loss.kind: ppo_clip, gspo or cispo",
         "external.mix": "it needs an external.per_group above 0 ",
         "replay.samples": "it needs advantage.estimator: utterance ",
     }
-    for key, words in said.items():
+    for key, message in expected.items():
         part, _, name = key.partition(".")
-        with pytest.raises(ParamsError, match=words):
+        with pytest.raises(ParamsError, match=message):
             resolve(Rl.model_validate({"algorithm": "reinforce", part: {name: 1 if key != "loss.clip_low" else 0.5}}))
     with pytest.raises(ParamsError, match=r"it needs external\.loss: sft "):
         resolve(Rl(external={"per_group": 1, "coef": 2.0}))
@@ -118,18 +117,18 @@ def test_what_a_key_needs_is_in_its_message() -> None:
 
 
 @pytest.mark.parametrize("name", names())
-def test_an_absent_key_is_the_algorithms_own_choice(name: str) -> None:
-    """Contract: each key is the composition's part, else the default; nothing else decides."""
+def test_unset_key_takes_method_value_or_default(name: str) -> None:
+    """Contract: an unset key is the method's value, else the default."""
     rl, method = resolve(Rl(algorithm=name), MAX_LENGTH).rl, composition(name)
     own = dict.fromkeys((f"{piece}.{parts_of(rl)[piece].switch}" for piece in method.pieces), "own")
     for key, default in _keys().items():
-        if key not in FOLLOWS or key in method.parts:
+        if key not in DERIVED or key in method.parts:
             assert get(rl, key) == {**own, **method.parts}.get(key, default), key
 
 
 @pytest.mark.parametrize("name", names())
-def test_every_part_can_be_overridden(name: str) -> None:
-    """Contract: whatever a method's name stands for, the user's own value goes before."""
+def test_explicit_value_overrides_the_method(name: str) -> None:
+    """Contract: a value that the user sets takes precedence over the method's."""
     others: dict[str, Any] = {"group_resampling.kind": "exclude", "loss.aggregation": "seq_mean_token_sum", "loss.clip_high": 0.5}
     others |= {"external.per_group": 2, "external.gamma": 0.1, "horizon.kind": "environment", "advantage.mean": "leave_one_out"}
     others |= {"preference.level": "step", "preference.beta": 0.7, "reward.kl_coef": 0.3, "loss.kl_coef": 0.2}
@@ -145,14 +144,14 @@ def test_every_part_can_be_overridden(name: str) -> None:
 
 
 @pytest.mark.parametrize(("tasks", "given", "updates"), [(16, None, 4), (3, None, 3), (3, 2, 2), (2, None, 2)])
-def test_a_method_takes_as_many_minibatches_as_there_are_groups(tasks: int, given: int | None, updates: int) -> None:
-    """Contract: null is the method's own number, less where a step has fewer tasks; a number that is given stands."""
+def test_default_minibatches_are_capped_by_tasks_per_step(tasks: int, given: int | None, updates: int) -> None:
+    """Contract: null is the method's number, at most the tasks per step; an explicit number is kept."""
     assert resolve(Rl(algorithm="rover", tasks_per_step=tasks, minibatches=given)).rl.minibatches == updates
     assert resolve(Rl(algorithm="grpo", tasks_per_step=tasks, minibatches=given)).rl.minibatches == (given or 1)
 
 
-def test_an_explicit_switch_wins() -> None:
-    """lite_ppo's composition: GRPO with the batch's std and the token mean."""
+def test_grpo_with_explicit_parts_equals_lite_ppo() -> None:
+    """lite_ppo is GRPO with batch std and token mean."""
     by_hand = Rl(algorithm="grpo", advantage={"std": "batch"}, loss={"aggregation": "token_mean"})
     assert resolve(by_hand).rl.model_copy(update={"algorithm": "lite_ppo"}) == resolve(Rl(algorithm="lite_ppo")).rl
 
@@ -247,32 +246,32 @@ def test_an_explicit_switch_wins() -> None:
     ],
     ids=str,
 )
-def test_senseless_combinations_are_refused_with_the_reason(values: dict, message: str) -> None:
-    """The message names the key, the reason and what to do."""
-    with pytest.raises(ParamsError, match=message) as refused:
+def test_conflicting_settings_error_names_key_and_remedy(values: dict, message: str) -> None:
+    """The message names the key, the reason and the remedy."""
+    with pytest.raises(ParamsError, match=message) as error:
         resolve(Rl.model_validate(values), MAX_LENGTH)
-    said = str(refused.value)
-    assert re.search(r"\brl\.[a-z]", said), said
-    assert re.search(r"\b(set|set it|choose|raise|must|mean|known|give|should)\b", said), said
+    text = str(error.value)
+    assert re.search(r"\brl\.[a-z]", text), text
+    assert re.search(r"\b(set|set it|choose|raise|must|mean|known|give|should)\b", text), text
 
 
 @pytest.mark.parametrize("name", EPISODES)
-def test_methods_that_compare_within_groups_refuse_groups_of_one(name: str) -> None:
-    """meow_tea_taro 6: with G = 1 a group estimator is a configuration error, not A = S."""
-    alone = Rl(algorithm=name, group_size=1)
+def test_group_methods_reject_groups_of_one(name: str) -> None:
+    """G = 1 with a group estimator is a configuration error; the advantage would be the return itself."""
+    single = Rl(algorithm=name, group_size=1)
     advantage = resolve(Rl(algorithm=name), MAX_LENGTH).rl.advantage
     compares = {"group", "leave_one_out", "length_weighted"} & {advantage.mean, advantage.std}
-    if compares or composition(name).whole_groups or name == "gpg":  # which centres returns within groups by itself
+    if compares or composition(name).whole_groups or name == "gpg":  # gpg centres returns within groups
         with pytest.raises(ParamsError, match="group_size"):
-            resolve(alone, MAX_LENGTH)
+            resolve(single, MAX_LENGTH)
     else:
-        assert resolve(alone, MAX_LENGTH).rl.group_size == 1
+        assert resolve(single, MAX_LENGTH).rl.group_size == 1
 
 
 @pytest.mark.parametrize("name", EPISODES)
 @pytest.mark.parametrize("aggregation", ["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "constant"])
-def test_every_switch_runs_a_step(make_batch, name: str, aggregation: str) -> None:
-    """survey_taxonomy 8: a finite loss and a non-zero gradient on two prompts."""
+def test_every_method_and_aggregation_takes_a_step(make_batch, name: str, aggregation: str) -> None:
+    """A finite loss and a non-zero gradient on two prompts."""
     algorithm = resolve(Rl(algorithm=name, group_size=2, loss={"aggregation": aggregation}), MAX_LENGTH)
     batch = make_batch([[1, 0], [0, 1]], lengths=[2, 3, 4, 1]).with_extra(GreedyReturns(torch.tensor([0.0, 0.0, 1.0, 1.0])))
     if algorithm.needs_reference:
@@ -296,7 +295,7 @@ def test_every_switch_runs_a_step(make_batch, name: str, aggregation: str) -> No
     assert int(terms.sums["tokens"]) == 10
 
 
-def test_a_kl_term_needs_the_reference(make_batch) -> None:
+def test_kl_terms_need_reference_logprobs(make_batch) -> None:
     algorithm = resolve(Rl(algorithm="grpo", group_size=2, loss={"kl_coef": 0.1}))
     assert algorithm.needs_reference
     batch = algorithm.prepare(make_batch([[1, 0]]))
@@ -308,7 +307,7 @@ def test_a_kl_term_needs_the_reference(make_batch) -> None:
         in_reward.prepare(make_batch([[1, 0]]))
 
 
-def test_cards_come_in_order_and_checking_parameters_imports_no_torch() -> None:
+def test_cards_are_sorted_and_params_check_imports_no_torch() -> None:
     assert [card.slug for card in cards()] == names()
     code = "import stages.params as p, sys; p.load_params(); raise SystemExit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""RL-PLUS: external tokens by multiple importance sampling, the exploration weight, and groups with a demonstration in them."""
+"""RL-PLUS: multiple importance sampling of external tokens, exploration weights, groups with a demonstration."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def plus(size: int = 8, **changes) -> Rl:
 
 
 def with_external(batch: TrajectoryBatch, *rows: int) -> TrajectoryBatch:
-    """The batch with rows that somebody else wrote; the policy gave their tokens the probabilities in logprobs_old."""
+    """Marks rows as external; logprobs_old are the training policy's log-probs of their tokens."""
     external = batch.mask & torch.zeros(batch.size, 1, dtype=torch.bool).index_fill(0, torch.tensor(rows), True)
     return batch.with_(external=external)
 
 
 def loss_of(rl: Rl, batch: TrajectoryBatch, shift: float = 0.0) -> tuple[float, Tensor]:
-    """The loss at log-probabilities `shift` above the old ones, and its gradient by them."""
+    """The loss at log-probs `shift` above the old ones, and its gradient."""
     algorithm = resolve(rl, 8)
     batch = algorithm.prepare(batch)
     logprobs = ((batch.logprobs_old + shift) * batch.mask).requires_grad_()
@@ -42,23 +42,23 @@ def loss_of(rl: Rl, batch: TrajectoryBatch, shift: float = 0.0) -> tuple[float, 
     return float(terms.loss.detach()), gradient
 
 
-def test_the_ratio_by_hand() -> None:
-    """Must hold 1: p = p_old, U = 1."""
+def test_mis_ratio() -> None:
+    """p = p_old, U = 1."""
     p = logs(0.01, 0.1, 0.25, 0.5, 0.9, 1.0)
     expected = torch.tensor([0.03883, 0.30769, 0.57143, 0.8, 0.97297, 1.0], dtype=torch.float64)
     torch.testing.assert_close(ratio(p, p, MIS), expected, rtol=0, atol=5e-6)
 
 
-def test_the_ratio_times_the_exploration_weight() -> None:
-    """Must hold 2: gamma 0.5; gamma 0 leaves the ratio as it is."""
+def test_mis_ratio_times_exploration_weight() -> None:
+    """gamma 0.5; gamma 0 leaves the ratio unchanged."""
     p = logs(0.5, 0.25, 0.9, 1.0)
     expected = torch.tensor([0.56569, 0.49487, 0.30768, 0.0], dtype=torch.float64)
     torch.testing.assert_close(ratio(p, p, MIS) * exploration(p, 0.5), expected, rtol=0, atol=5e-6)
     assert exploration(p, 0.0).tolist() == [1.0] * 4
 
 
-def test_the_ratio_is_bounded() -> None:
-    """Must hold 3: at most 4 for U = 1, where p / p_old has no bound; `ratio_max` cuts it further."""
+def test_mis_ratio_is_bounded() -> None:
+    """At most 4 for U = 1, where p / p_old is unbounded; `ratio_max` lowers the bound."""
     assert float(ratio(logs(1.0), torch.tensor([-200.0], dtype=torch.float64), MIS)) == pytest.approx(4.0)
     assert float(ratio(logs(1.0), logs(0.1), MIS)) == pytest.approx(3.0769, abs=5e-5)
     old = External(per_group=1, loss="old")
@@ -67,8 +67,8 @@ def test_the_ratio_is_bounded() -> None:
     assert float(ratio(logs(0.3), logs(0.1), External(per_group=1, loss="pi"))) == pytest.approx(0.3)
 
 
-def test_both_forms_of_u() -> None:
-    """Must hold 4: U = 1/100 is another method than U = 1."""
+def test_mis_ratio_with_uniform_over_the_vocabulary() -> None:
+    """U = 1/100 gives other ratios than U = 1."""
     p, expected = logs(0.01, 0.1, 0.5), torch.tensor([1.0, 1.29032, 1.3245], dtype=torch.float64)
     torch.testing.assert_close(ratio(p, p, MIS.model_copy(update={"u": 0.01})), expected, rtol=0, atol=5e-6)
     vocabulary = MIS.model_copy(update={"u": "vocabulary"})
@@ -78,15 +78,15 @@ def test_both_forms_of_u() -> None:
 
 
 @pytest.mark.parametrize(("own", "expected"), [(0.0, [0.875] + [-0.125] * 7), (1.0, [0.75, 0.75] + [-0.25] * 6)])
-def test_the_demonstration_counts_in_the_baseline(make_batch, own: float, expected: list[float]) -> None:
-    """Must hold 5: only the external row right; the external row and one own row right."""
+def test_demonstration_counts_in_the_baseline(make_batch, own: float, expected: list[float]) -> None:
+    """Only the external row succeeds; the external row and one own row succeed."""
     batch = resolve(plus(), 8).prepare(with_external(make_batch([[1, own, 0, 0, 0, 0, 0, 0]]), 0))
     assert batch.advantages is not None
     assert batch.advantages[:, 1].tolist() == expected
 
 
-def test_without_demonstrations_it_is_grpo_without_std_and_clip(make_batch) -> None:
-    """Must hold 6: per_group 0, and a batch that holds no external row; nothing is NaN."""
+def test_without_demonstrations_equals_grpo_without_std_and_clip(make_batch) -> None:
+    """per_group 0, and a batch without external rows; nothing is NaN."""
     batch = make_batch([[1, 0, 0], [1, 1, 0]], lengths=[2, 3, 4, 1, 2, 3])
     grpo = Rl(
         algorithm="grpo",
@@ -104,9 +104,9 @@ def test_without_demonstrations_it_is_grpo_without_std_and_clip(make_batch) -> N
     assert (loss, gradient.isfinite().all().item()) == (expected, True)
 
 
-def test_the_entropy_bonus_is_a_mean_over_tokens(make_batch) -> None:
-    """Dossier 4.7: 0.001 times the tokens' mean entropy, whatever length the rest of the loss is divided by; under
-    entropy_aggregation loss it is divided as the rest is."""
+def test_entropy_bonus_aggregation(make_batch) -> None:
+    """0.001 times the tokens' mean entropy, whatever the loss is divided by; with entropy_aggregation: loss it is divided like
+    the loss."""
     batch = make_batch([[1, 0, 0]], lengths=[2, 3, 4])
     weights = {}
     for how in ("token_mean", "loss"):
@@ -121,9 +121,8 @@ def test_the_entropy_bonus_is_a_mean_over_tokens(make_batch) -> None:
     torch.testing.assert_close(weights["loss"], torch.full((9,), -0.001 / (3 * 8)))
 
 
-def test_the_exploration_weight_has_no_gradient() -> None:
-    """Must hold 7: dloss/dlogp = -A C r, by finite differences with C held constant; at p = p_old the weight is
-    A 4p/(3p+1) sqrt(1-p)."""
+def test_exploration_weight_has_no_gradient() -> None:
+    """dloss/dlogp = -A C r by finite differences with C constant; at p = p_old it is -A 4p/(3p+1) sqrt(1-p)."""
     mask = torch.tensor([[False, True, True, True]])
     p, old, advantage, eps = logs(1.0, 0.2, 0.5, 0.9)[None], logs(1.0, 0.3, 0.5, 0.6)[None], 0.75, 1e-6
     batch = TrajectoryBatch(
@@ -147,8 +146,8 @@ def test_the_exploration_weight_has_no_gradient() -> None:
     assert float(gradient[0, 0]) == 0
 
 
-def test_external_and_own_tokens_never_share_a_formula(make_batch) -> None:
-    """Must hold 8: marking a free sample as external changes the loss, unless p = p_old = 1 and gamma = 0."""
+def test_external_and_own_tokens_have_different_losses(make_batch) -> None:
+    """Marking a sample as external changes the loss, unless p = p_old = 1 and gamma = 0."""
     batch = make_batch([[1, 0, 0]])
     for rl in (plus(3), plus(3, external={"gamma": 0.0})):
         assert loss_of(rl, with_external(batch, 0))[0] != pytest.approx(loss_of(rl, batch)[0], rel=1e-3)
@@ -158,8 +157,8 @@ def test_external_and_own_tokens_never_share_a_formula(make_batch) -> None:
     assert loss_of(plus(3), with_external(certain, 0))[0] != pytest.approx(loss_of(plus(3), certain)[0], rel=1e-3)
 
 
-def test_the_whole_loss_by_hand(make_batch) -> None:
-    """Sections 4 to 6 of the method, token by token, in plain Python: one external row of 2 tokens, own rows of 3 and 1."""
+def test_loss_matches_plain_python(make_batch) -> None:
+    """Token by token: one external row of 2 tokens, own rows of 3 and 1."""
     batch = with_external(make_batch([[1, 0, 1]], lengths=[2, 3, 1]), 0)
     shift, length, total = 0.1, 8, 0.0
     mean = 2 / 3
@@ -174,8 +173,8 @@ def test_the_whole_loss_by_hand(make_batch) -> None:
     assert loss_of(plus(3), batch, shift)[0] == pytest.approx(total / (3 * length), rel=1e-5)
 
 
-def test_imitation_follows_demonstrations_whatever_they_bring(make_batch) -> None:
-    """external.loss sft: -log p on external tokens, advantage or not; such groups are not left out of the forward pass."""
+def test_sft_loss_on_demonstrations_ignores_advantages(make_batch) -> None:
+    """external.loss: sft is -log p on external tokens whatever the advantage; such groups stay in the forward pass."""
     batch = with_external(make_batch([[1, 1, 1]], lengths=[2, 2, 2]), 0)
     rl = plus(3, external={"loss": "sft", "coef": 0.5, "gamma": None}, loss={"entropy_coef": 0.0})
     _, gradient = loss_of(rl.model_copy(update={"external": External(loss="sft", coef=0.5)}), batch)
@@ -187,7 +186,7 @@ def test_imitation_follows_demonstrations_whatever_they_bring(make_batch) -> Non
     assert scored.forward_rows(scored.prepare(batch)).tolist() == []
 
 
-def test_statistics_and_kl_are_of_the_policys_own_tokens(make_batch) -> None:
+def test_statistics_and_kl_exclude_external_tokens(make_batch) -> None:
     batch = with_external(make_batch([[1, 0]], lengths=[2, 3]), 0)
     batch = batch.with_(logprobs_ref=batch.logprobs_old - 0.5 * batch.mask)
     algorithm = resolve(plus(2, loss={"kl_coef": 0.1}, reward={"kl_coef": 0.2}), 8)
@@ -218,6 +217,6 @@ def test_statistics_and_kl_are_of_the_policys_own_tokens(make_batch) -> None:
         ({"algorithm": "pacs", "external": {"per_group": 1}}, "set it to 0"),
     ],
 )
-def test_senseless_combinations_are_refused(values: dict, message: str) -> None:
+def test_conflicting_settings_are_rejected(values: dict, message: str) -> None:
     with pytest.raises(ParamsError, match=message):
         resolve(Rl.model_validate(values))

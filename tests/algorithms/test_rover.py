@@ -1,4 +1,4 @@
-"""ROVER: values of the uniform random policy, against numbers worked out by hand."""
+"""ROVER: values of the uniform random policy, against hand-computed numbers."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def rover(size: int = 4, **settings) -> Algorithm:
     return resolve(Rl(algorithm="rover", group_size=size, minibatches=4, settings=settings, **shared))
 
 
-def still(batch: TrajectoryBatch) -> Vocabulary:
-    """The vocabulary of a policy that has not moved."""
+def unchanged(batch: TrajectoryBatch) -> Vocabulary:
+    """Vocabulary statistics of a policy that has not changed."""
     return Vocabulary(batch.get(MeanLogprobs).old, torch.ones(batch.mask.shape))
 
 
@@ -54,7 +54,7 @@ class Table:
 
 
 def scores(logits: Tensor, tokens: Tensor):
-    """Scores of tokens [B, T] under logits [B, T, V] before each of them; the first is a prompt."""
+    """Scores of tokens [B, T] under the logits [B, T, V] that precede them; the first token is the prompt."""
     mask = torch.ones(tokens.shape, dtype=torch.bool)
     mask[:, 0] = False
     return score_tokens(Table(), tokens, mask, states=lambda model, ids, where: logits[where], vocabulary=True)
@@ -64,8 +64,8 @@ STRINGS = list(itertools.product("ABCD", repeat=3))
 RIGHT = {"ACD", "BDC", "CAB", "DBA"}
 
 
-def test_values_of_the_random_policy_on_a_tree(make_batch) -> None:
-    """Must hold 1: the absolute form's targets, taken for the logits over rho again and again, come to Q_u of the tree."""
+def test_absolute_targets_converge_to_q_of_the_uniform_policy(make_batch) -> None:
+    """Iterating the absolute form, with its targets over rho as the next logits, converges to Q of the uniform policy."""
     algorithm = rover(64, form="absolute", rho=0.5)
     batch = algorithm.prepare(make_batch([[float("".join(one) in RIGHT) for one in STRINGS]], lengths=[3] * 64))
     batch = batch.with_(mask=batch.mask[:, :4], advantages=batch.advantages[:, :4], turn=batch.turn[:, :4])
@@ -73,8 +73,8 @@ def test_values_of_the_random_policy_on_a_tree(make_batch) -> None:
     q = {prefix: torch.full((4,), 7.0) for count in range(3) for prefix in itertools.product("ABCD", repeat=count)}
     for _ in range(3):
         logits = torch.stack([torch.stack([q[()], *(q[one[:place]] for place in range(3))]) for one in STRINGS]) / 0.5
-        told = scores(logits, tokens)
-        values, targets = values_and_targets(told.logprobs, batch, algorithm.rl, told.vocabulary)
+        scored = scores(logits, tokens)
+        values, targets = values_and_targets(scored.logprobs, batch, algorithm.rl, scored.vocabulary)
         for row, one in enumerate(STRINGS):
             for place in range(3):
                 assert values[row, place + 1] == pytest.approx(float(q[one[:place]][tokens[row, place + 1]]), abs=1e-5)
@@ -84,31 +84,29 @@ def test_values_of_the_random_policy_on_a_tree(make_batch) -> None:
     torch.testing.assert_close(q[()], torch.full((4,), 0.0625), atol=1e-6, rtol=0)
     torch.testing.assert_close(q["A",], torch.tensor([0.0, 0.0, 0.25, 0.0]), atol=1e-6, rtol=0)
     assert float(q["A", "C"][3]) == pytest.approx(1.0)
-    # As it acts, it covers all four ways to succeed alike: 12.18 / 15.18 of the second letters, nearly all of the third ones.
+    # The softmax policy covers the four correct strings equally: 12.18 / 15.18 of the second letters, nearly all third ones.
     acting = scores(torch.stack([torch.stack([q[one[:place]] for place in (0, 0, 1, 2)]) for one in STRINGS]) / 0.1, tokens)
     right = torch.tensor([probability for one, probability in zip(STRINGS, acting.logprobs.sum(1).exp().tolist(), strict=True)
                           if "".join(one) in RIGHT])  # fmt: skip
     assert float(right.sum()) == pytest.approx(0.8024 * 0.99986, abs=1e-4)
     share = right / right.sum()
-    assert float((-share * share.log()).sum().exp()) == pytest.approx(4.0, abs=1e-3), "effective ways"
+    assert float((-share * share.log()).sum().exp()) == pytest.approx(4.0, abs=1e-3), "effective number of correct strings"
     greedy = scores(torch.stack([torch.stack([q[one[:place]] for place in (0, 0, 1, 2)]) for one in STRINGS]) / 1.0, tokens)
-    blunt = sum(float(told.exp()) for one, told in zip(STRINGS, greedy.logprobs.sum(1), strict=True) if "".join(one) in RIGHT)
-    assert blunt < 0.2, "the temperature is what makes it succeed"
-    for first in "ABCD":  # the theorem: the best action of the random policy's Q never leaves a path that can still succeed
+    blunt = sum(float(scored.exp()) for one, scored in zip(STRINGS, greedy.logprobs.sum(1), strict=True) if "".join(one) in RIGHT)
+    assert blunt < 0.2, "success needs a low temperature"
+    for first in "ABCD":  # theorem: acting greedily on the uniform policy's Q always succeeds
         second = "ABCD"[int(q[first,].argmax())]
         assert first + second + "ABCD"[int(q[first, second].argmax())] in RIGHT
 
 
-def test_returns_are_centred_in_their_group(make_batch) -> None:
-    """Must hold 2."""
+def test_returns_are_centred_within_groups(make_batch) -> None:
     batch = rover().prepare(make_batch([[1, 0, 0, 0], [1, 1, 1, 1]]))
     assert batch.advantages is not None
     assert batch.advantages[:, 1].tolist() == [0.75, -0.25, -0.25, -0.25, 0, 0, 0, 0]
 
 
-def test_the_first_update_is_reinforce(make_batch) -> None:
-    """Must hold 3, and the limit: at pi_old the loss is the mean of r~^2, its gradient -2 r~ grad log pi; of REINFORCE with the
-    group's mean 2 rho times, whatever beta_next."""
+def test_first_update_equals_reinforce(make_batch) -> None:
+    """At pi_old the loss is the mean of r~^2; its gradient is 2 rho times REINFORCE's with the group's mean."""
     reinforce = resolve(
         Rl(algorithm="reinforce", group_size=4, advantage={"mean": "group"}, loss={"aggregation": "seq_mean_token_mean"})
     )
@@ -116,7 +114,7 @@ def test_the_first_update_is_reinforce(make_batch) -> None:
         algorithm = rover(rho=rho)
         batch = algorithm.prepare(with_means(make_batch([[1, 0, 0, 0]], lengths=[2, 3, 1, 4])))
         logprobs = batch.logprobs_old.clone().requires_grad_()
-        found = loss_of(algorithm, logprobs, batch, still(batch))
+        found = loss_of(algorithm, logprobs, batch, unchanged(batch))
         assert float(found.detach()) == pytest.approx((0.75**2 + 3 * 0.25**2) / 4)
         (gradient,) = torch.autograd.grad(found, logprobs)
         (plain,) = torch.autograd.grad(loss_of(reinforce, logprobs, reinforce.prepare(batch)), logprobs)
@@ -124,8 +122,8 @@ def test_the_first_update_is_reinforce(make_batch) -> None:
         assert gradient[0, 1] == pytest.approx(-2 * rho * 0.75 / 2 / 4)
 
 
-def test_the_successors_term_by_hand(make_batch) -> None:
-    """Must hold 4: three symbols, old logits 0, new [1, 0, 0]."""
+def test_successor_term_of_three_symbols(make_batch) -> None:
+    """Three symbols, old logits 0, new logits [1, 0, 0]."""
     new, old = (scores(torch.tensor([[[0.0] * 3] * 2 + [row]]), torch.tensor([[0, 1, 0]])) for row in ([1.0, 0, 0], [0.0] * 3))
     assert old.vocabulary is not None
     ratios = torch.tensor([1.0, 0, 0]).log_softmax(0) - torch.zeros(3).log_softmax(0)
@@ -140,8 +138,7 @@ def test_the_successors_term_by_hand(make_batch) -> None:
     torch.testing.assert_close(values[0, 1:], torch.tensor([0.0, 0.5472]), atol=5e-5, rtol=0)
 
 
-def test_the_successors_term_is_minus_the_divergence_from_uniform() -> None:
-    """Must hold 5."""
+def test_successor_term_is_minus_kl_from_uniform() -> None:
     logits = torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(0))
     tokens = torch.zeros(2, 5, dtype=torch.int64)
     mean = scores(logits, tokens).vocabulary.mean
@@ -152,8 +149,8 @@ def test_the_successors_term_is_minus_the_divergence_from_uniform() -> None:
     torch.testing.assert_close(from_uniform, -kl[:, 1:])
 
 
-def test_without_the_successors_term_the_vocabulary_is_not_looked_at(make_batch) -> None:
-    """Must hold 6: a squared regression of the log ratio on r~."""
+def test_without_successor_term_no_vocabulary_is_needed(make_batch) -> None:
+    """A squared regression of the log-ratio on r~."""
     algorithm = rover(beta_next=0.0, rho=2.0)
     assert not algorithm.needs_vocabulary
     batch = algorithm.prepare(make_batch([[1, 0, 0, 1]], lengths=[2, 3, 1, 4]))
@@ -161,15 +158,15 @@ def test_without_the_successors_term_the_vocabulary_is_not_looked_at(make_batch)
     found = loss_of(algorithm, logprobs, batch)
     assert float(found) == pytest.approx((2 * (-0.2 - 0.5) ** 2 + 2 * (-0.2 + 0.5) ** 2) / 4, rel=1e-5)
     seen = with_means(batch)
-    assert float(loss_of(algorithm, logprobs, seen, still(seen))) == float(found)
+    assert float(loss_of(algorithm, logprobs, seen, unchanged(seen))) == float(found)
     assert rover().needs_vocabulary
     with pytest.raises(ValueError, match="needs means over the vocabulary"):
         loss_of(rover(), logprobs, batch)
 
 
 @pytest.mark.parametrize("form", ["relative", "absolute"])
-def test_prompt_and_padding_have_no_part_in_it(make_batch, form: str) -> None:
-    """Must hold 7: of log-probabilities, means, normalisers and advantages."""
+def test_tokens_outside_the_mask_do_not_affect_the_loss(make_batch, form: str) -> None:
+    """Log-probs, means and normalisers at prompt, padding and environment tokens may have any value."""
     algorithm = rover(2, form=form)
     batch = algorithm.prepare(with_means(make_batch([[1, 0]], turns=[[2, 3], [1]])))
     old, means = (
@@ -178,14 +175,14 @@ def test_prompt_and_padding_have_no_part_in_it(make_batch, form: str) -> None:
     )
     strange = batch.with_(logprobs_old=old).with_extra(MeanLogprobs(means))
     logprobs = (batch.logprobs_old + 0.2) * batch.mask
-    moved = Vocabulary(still(batch).mean - 0.3, torch.ones(batch.mask.shape))
-    apart = Vocabulary(*(torch.where(batch.mask, one, torch.full_like(one, 4.0)) for one in (moved.mean, moved.normaliser)))
+    moved = Vocabulary(unchanged(batch).mean - 0.3, torch.ones(batch.mask.shape))
+    noisy = Vocabulary(*(torch.where(batch.mask, one, torch.full_like(one, 4.0)) for one in (moved.mean, moved.normaliser)))
     plain = float(loss_of(algorithm, logprobs, batch, moved))
-    assert float(loss_of(algorithm, torch.where(batch.mask, logprobs, torch.ones(())), strange, apart)) == plain
+    assert float(loss_of(algorithm, torch.where(batch.mask, logprobs, torch.ones(())), strange, noisy)) == plain
 
 
-def test_turns_end_the_values_unless_asked_otherwise(make_batch) -> None:
-    """Contract: the successor of a turn's last token is nobody, or the first token of the next turn."""
+def test_next_token_values_within_or_across_turns(make_batch) -> None:
+    """Contract: the successor of a turn's last token is none, or the first token of the next turn."""
     batch = make_batch([[1, 0]], turns=[[2, 3], [1]])
     values = torch.arange(8.0).expand(2, 8)
     assert next_token_values(values, batch.mask, batch.turn).tolist() == [[0, 2, 0, 0, 5, 6, 0, 0], [0] * 8]
@@ -198,25 +195,25 @@ def test_turns_end_the_values_unless_asked_otherwise(make_batch) -> None:
 
 
 @pytest.mark.parametrize(("rho", "most"), [(1.0, 0.5246), (0.1, 1.4e-4)])
-def test_how_often_the_softmax_fails(rho: float, most: float) -> None:
-    """Must hold 8: three actions of value 0 beside one of value 1. Q that the absolute form reads from the policy's own scores is
-    that, up to a constant, and the policy takes another action no more often than this."""
+def test_softmax_failure_probability(rho: float, most: float) -> None:
+    """Three actions of value 0 and one of value 1: Q read from the policy's scores is exact up to a constant, and the softmax
+    picks a wrong action with probability 3 / (e^(1/rho) + 3)."""
     algorithm = rover(2, form="absolute", rho=rho)
     batch = algorithm.prepare(trajectory_batch([make_episode(f"{row}", "a", [1], float(row)) for row in range(4)]))
     tokens = torch.tensor([[0, action] for action in range(4)])
     mask = torch.tensor([[False, True]] * 4)
     batch = batch.with_(token_ids=tokens, mask=mask, turn=mask.long() - 1, advantages=torch.zeros(4, 2))
-    told = scores(torch.tensor([1.0, 0.0, 0.0, 0.0]).expand(4, 2, 4) / rho, tokens)
-    values, _ = values_and_targets(told.logprobs, batch, algorithm.rl, told.vocabulary)
+    scored = scores(torch.tensor([1.0, 0.0, 0.0, 0.0]).expand(4, 2, 4) / rho, tokens)
+    values, _ = values_and_targets(scored.logprobs, batch, algorithm.rl, scored.vocabulary)
     torch.testing.assert_close(values[:, 1], torch.tensor([1.0, 0.0, 0.0, 0.0]), atol=1e-5, rtol=0)
-    failing = -math.expm1(float(told.logprobs[0, 1]))
+    failing = -math.expm1(float(scored.logprobs[0, 1]))
     assert failing == pytest.approx(3 / (math.exp(1 / rho) + 3), rel=1e-3)
     assert float(f"{failing:.4g}") <= most
 
 
 @pytest.mark.parametrize("settings", [{}, {"beta_next": 5.0, "rho": 0.5}, {"form": "absolute"}])
-def test_the_gradient_by_finite_differences(settings: dict) -> None:
-    """Targets are constants: only the Q of the tokens moves."""
+def test_gradient_matches_finite_differences(settings: dict) -> None:
+    """Targets are constants; only the tokens' Q has a gradient."""
     algorithm = rover(2, **settings)
     generator = torch.Generator().manual_seed(2)
     tokens = torch.randint(0, 5, (2, 4), generator=generator)
@@ -231,13 +228,13 @@ def test_the_gradient_by_finite_differences(settings: dict) -> None:
     fixed = values_and_targets(whole.logprobs, batch, algorithm.rl, whole.vocabulary)[1]
 
     def value(logits: Tensor) -> Tensor:
-        told = scores(logits, tokens)
-        q, _ = values_and_targets(told.logprobs, batch, algorithm.rl, told.vocabulary)
+        scored = scores(logits, tokens)
+        q, _ = values_and_targets(scored.logprobs, batch, algorithm.rl, scored.vocabulary)
         return (torch.where(mask, q - fixed, torch.zeros(())).square().sum(1) / 3).mean()
 
     logits = start.clone().requires_grad_()
-    told = scores(logits, tokens)
-    (gradient,) = torch.autograd.grad(loss_of(algorithm, told.logprobs, batch, told.vocabulary), logits)
+    scored = scores(logits, tokens)
+    (gradient,) = torch.autograd.grad(loss_of(algorithm, scored.logprobs, batch, scored.vocabulary), logits)
     for place in ((0, 1, 2), (1, 3, 0), (0, 2, int(tokens[0, 2]))):
         step = torch.zeros_like(start)
         step[place] = 1e-3
@@ -246,20 +243,20 @@ def test_the_gradient_by_finite_differences(settings: dict) -> None:
 
 
 @pytest.mark.parametrize("share", [True, False])
-def test_the_training_pass_scores_the_policy_before_the_step(tiny_policy, share: bool) -> None:
-    """Contract: log-probabilities and means over the vocabulary of pi_old; what was drawn is kept to compare with."""
+def test_annotate_scores_the_policy_before_the_step(tiny_policy, share: bool) -> None:
+    """Contract: log-probs and vocabulary means are pi_old's; the sampled log-probs are kept for comparison."""
     model = load_policy(tiny_policy, attention="sdpa").model
     algorithm = resolve(Rl(algorithm="rover", group_size=2, share_prefixes=share), 64)
     batch = trajectory_batch([make_episode("0", "a", [3, 2], 0.0), make_episode("1", "a", [1], 1.0)])
     models = Models.make(algorithm, model, None, make_processes(Resources()), 64)
-    told = models.annotate(batch, algorithm)
+    scored = models.annotate(batch, algorithm)
     with torch.no_grad():
         expected = token_logprobs(model, batch.token_ids, batch.mask)
         logs = model(batch.token_ids).logits.log_softmax(-1).mean(-1)
-    torch.testing.assert_close(told.logprobs_old, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(scored.logprobs_old, expected, rtol=0, atol=1e-5)
     mean = torch.cat([torch.zeros(2, 1), logs[:, :-1]], 1) * batch.mask
-    torch.testing.assert_close(told.get(MeanLogprobs).old, mean, rtol=0, atol=1e-5)
-    assert torch.equal(told.logprobs_drawn, batch.logprobs_old)
+    torch.testing.assert_close(scored.get(MeanLogprobs).old, mean, rtol=0, atol=1e-5)
+    assert torch.equal(scored.logprobs_drawn, batch.logprobs_old)
     plain = resolve(Rl(algorithm="grpo", group_size=2, share_prefixes=share), 64)
     assert models.annotate(batch, plain).logprobs_drawn is None
 
@@ -284,13 +281,13 @@ def test_the_training_pass_scores_the_policy_before_the_step(tiny_policy, share:
     ],
     ids=str,
 )
-def test_what_makes_no_sense_is_refused(values: dict, message: str) -> None:
+def test_conflicting_settings_are_rejected(values: dict, message: str) -> None:
     with pytest.raises(ParamsError, match=message):
         resolve(Rl.model_validate({"algorithm": "rover", **values}))
 
 
-def test_its_name_stands_for_several_updates_a_step() -> None:
-    """Contract: by its name alone it makes the paper's four; one is refused in the form alone in which it would be REINFORCE."""
+def test_default_is_four_updates_per_step() -> None:
+    """Contract: one update per step is rejected only in the form in which it would be REINFORCE."""
     assert resolve(Rl(algorithm="rover")).rl.minibatches == 4
     for more in ({"minibatches": 2}, {"minibatches": 1, "epochs": 2}):
         assert resolve(Rl(algorithm="rover", settings={"beta_next": 5.0, "rho": 0.5}, **more)).rl.settings.beta_next == 5.0
@@ -299,9 +296,9 @@ def test_its_name_stands_for_several_updates_a_step() -> None:
 
 
 @pytest.mark.parametrize("beta_next", [0.0, 1.0])
-def test_groups_of_equal_returns_pull_towards_the_policy_of_the_step(make_batch, beta_next: float) -> None:
-    """Contract: dead_groups: drop keeps them, since Q is fitted to the successor's term alone there, which is 0 where the means
-    over the vocabulary did not move; GRPO has nothing to learn from them."""
+def test_groups_of_equal_returns_regularise_towards_pi_old(make_batch, beta_next: float) -> None:
+    """Contract: dead_groups: drop keeps them, since their Q is fitted to the successor term, which is 0 where the vocabulary
+    means did not change; GRPO drops them."""
     algorithm = rover(2, beta_next=beta_next)
     batch = algorithm.prepare(with_means(make_batch([[1, 1], [0, 0], [1, 0]], lengths=[2, 3, 1, 2, 2, 2])))
     assert algorithm.rl.dead_groups == "drop"
@@ -311,15 +308,14 @@ def test_groups_of_equal_returns_pull_towards_the_policy_of_the_step(make_batch,
     dead = batch.rows(torch.arange(4))
     moved = torch.tensor([[0.3], [-0.2], [0.1], [-0.4]]) * dead.mask
     logprobs = (dead.logprobs_old + moved).requires_grad_()
-    vocabulary = still(dead) if beta_next else None
+    vocabulary = unchanged(dead) if beta_next else None
     (gradient,) = torch.autograd.grad(loss_of(algorithm, logprobs, dead, vocabulary), logprobs)
     per_token = 2 * moved / dead.mask.sum(1, keepdim=True) / 4
     torch.testing.assert_close(gradient, per_token)
     assert bool((gradient[dead.mask].sign() == moved[dead.mask].sign()).all())
 
 
-def test_a_vocabulary_is_handed_to_those_alone_that_ask(make_batch) -> None:
-    """Contract: another method's loss gets what it always got."""
+def test_methods_without_vocabulary_ignore_it(make_batch) -> None:
     algorithm = resolve(Rl(algorithm="pacs", group_size=2))
     assert not algorithm.needs_vocabulary
     assert not algorithm.needs_rescoring

@@ -1,4 +1,4 @@
-"""SALT against its dossier's numbers, and against a brute-force reference."""
+"""SALT against the paper's worked example and a brute-force reference."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def graph_batch(make_batch, rewards: list[list[float]], episodes: list[Episode])
     number = torch.full((len(episodes), width + 1), -1)
     action = torch.full((len(episodes), width), -1)
     for row, steps in enumerate(episodes):
-        for turn, (before, said, after) in enumerate(steps):
+        for turn, (before, taken, after) in enumerate(steps):
             for place, name in ((turn, before), (turn + 1, after)):
                 number[row, place] = states.setdefault(name, len(states))
-            action[row, turn] = actions.setdefault(said, len(actions))
+            action[row, turn] = actions.setdefault(taken, len(actions))
     names = ["", "", *(name for name, value in states.items() if value >= 0)]
     return batch.with_extra(StepKeys(number, action, action, tuple(names)))
 
 
 def steps_of(batch: TrajectoryBatch) -> list[list[float]]:
-    """Each row's advantages, one per step; both tokens of a step must agree and others have none."""
+    """Each row's advantages, one per step; asserts that both tokens of a step agree and other tokens have none."""
     assert batch.advantages is not None
     assert batch.advantages[~batch.mask].abs().sum() == 0
     found = []
@@ -60,8 +60,7 @@ FORK = [
 GOOD, BAD = 1.154701, -0.577350
 
 
-def test_three_trajectories_by_hand(make_batch) -> None:
-    """1."""
+def test_three_trajectories_with_a_shared_step(make_batch) -> None:
     batch = salt(graph_batch(make_batch, [[1, 0, 0]], FORK))
     assert steps_of(batch) == [
         pytest.approx([0.288675, GOOD], abs=1e-5),
@@ -72,16 +71,16 @@ def test_three_trajectories_by_hand(make_batch) -> None:
 
 
 @pytest.mark.parametrize("advantage", [{}, {"mean": "leave_one_out", "std": "none"}])
-def test_a_step_that_all_took_has_exactly_no_advantage(make_batch, advantage: dict) -> None:
-    """2, for GRPO and RLOO, with rewards that don't cancel in floating point by themselves."""
+def test_step_shared_by_all_has_zero_advantage(make_batch, advantage: dict) -> None:
+    """For GRPO and RLOO, with rewards that do not cancel exactly in floating point."""
     episodes = [[("s0", "a", "s1"), ("s1", f"b{row}", "s2")] for row in range(7)]
     found = steps_of(salt(graph_batch(make_batch, [[0.1, 0.7, 0.3, 1, 0, 0.9, 0.05]], episodes), advantage=advantage))
     assert [steps[0] for steps in found] == [0.0] * 7
     assert all(steps[1] != 0 for steps in found)
 
 
-def test_without_common_steps_it_is_grpo_bit_for_bit(make_batch) -> None:
-    """3, by different actions and by scrambled keys; identical trajectories have no advantage at all."""
+def test_without_shared_steps_equals_grpo(make_batch) -> None:
+    """With different actions and with scrambled keys; identical trajectories have no advantage."""
     rewards = [[1, 0, 0], [0.3, 0.9, 0.4]]
     apart = [[(f"s{row}", "a", f"t{row}"), (f"t{row}", "b", "END")] for row in range(6)]
     grpo = salt(graph_batch(make_batch, rewards, apart), "grpo").advantages
@@ -94,15 +93,14 @@ def test_without_common_steps_it_is_grpo_bit_for_bit(make_batch) -> None:
     assert same.metrics["merged_steps"] == 1
 
 
-def test_a_step_of_successes_alone_keeps_their_advantage(make_batch) -> None:
-    """4."""
+def test_step_shared_by_successes_keeps_their_advantage(make_batch) -> None:
     episodes = [[("s0", "a", "s1")], [("s0", "a", "s1")], [("s0", "b", "s2")], [("s0", "c", "s3")]]
     found = steps_of(salt(graph_batch(make_batch, [[1, 1, 0, 0]], episodes), group_size=4))
     assert [steps[0] for steps in found] == pytest.approx([0.866025, 0.866025, -0.866025, -0.866025], abs=1e-5)
 
 
 def random_episodes(draws: random.Random, count: int) -> list[Episode]:
-    """Walks over four rooms with three actions, so that much is in common and loops occur."""
+    """Walks over four rooms with two actions, so that many steps are shared and loops occur."""
     walks = []
     for _ in range(count):
         rooms = ["r0", *(f"r{draws.randrange(4)}" for _ in range(draws.randrange(1, 6)))]
@@ -113,7 +111,7 @@ def random_episodes(draws: random.Random, count: int) -> list[Episode]:
 def reference(
     episodes: list[Episode], advantages: list[float], history: int, each: bool, state_action: bool
 ) -> list[list[float]]:
-    """The same by comparing each step with every other one."""
+    """Advantages by comparing each step with every other one."""
 
     def key(steps: Episode, turn: int) -> tuple:
         lengths = range(max(0, turn - history), turn + 1)
@@ -135,9 +133,8 @@ def reference(
 @pytest.mark.parametrize(
     ("history", "repeats", "key"), [(0, "once", "transition"), (1, "each", "transition"), (2, "once", "state_action")]
 )
-def test_brute_force_and_conservation(make_batch, history: int, repeats: str, key: str) -> None:
-    """5: with one vote each time, an edge's members' advantages sum to what their episodes' did; and all settings against a
-    comparison of every step with every other."""
+def test_advantages_match_brute_force_and_conserve_their_sum(make_batch, history: int, repeats: str, key: str) -> None:
+    """With repeats: each, the advantages of an edge's members sum to those of their episodes."""
     draws = random.Random(7)
     for _ in range(5):
         episodes = [random_episodes(draws, 4), random_episodes(draws, 4)]
@@ -164,22 +161,21 @@ def test_brute_force_and_conservation(make_batch, history: int, repeats: str, ke
                 )
 
 
-def test_invariance(make_batch) -> None:
-    """6: to the order of a group's trajectories, to states' names and to what other groups did."""
+def test_advantages_ignore_row_order_state_names_and_other_groups(make_batch) -> None:
     draws = random.Random(3)
     episodes, rewards = random_episodes(draws, 5), [draws.random() for _ in range(5)]
     base = steps_of(salt(graph_batch(make_batch, [rewards], episodes), group_size=5))
     order = [3, 0, 4, 2, 1]
     permuted = graph_batch(make_batch, [[rewards[row] for row in order]], [episodes[row] for row in order])
     assert steps_of(salt(permuted, group_size=5)) == [base[row] for row in order]
-    renamed = [[(f"x{before}", said, f"x{after}") for before, said, after in steps] for steps in episodes]
+    renamed = [[(f"x{before}", taken, f"x{after}") for before, taken, after in steps] for steps in episodes]
     assert steps_of(salt(graph_batch(make_batch, [rewards], renamed), group_size=5)) == base
-    beside = graph_batch(make_batch, [rewards, [0, 1, 0, 1, 0]], [*episodes, *random_episodes(draws, 5)])
-    assert steps_of(salt(beside, group_size=5))[:5] == base
+    with_others = graph_batch(make_batch, [rewards, [0, 1, 0, 1, 0]], [*episodes, *random_episodes(draws, 5)])
+    assert steps_of(salt(with_others, group_size=5))[:5] == base
 
 
-def test_history(make_batch) -> None:
-    """7: history 2 splits what different steps led to, history 0 merges it; more history never merges more."""
+def test_longer_history_merges_fewer_steps(make_batch) -> None:
+    """History 2 separates steps with different predecessors, history 0 merges them; more history never merges more."""
     episodes = [[("u", "a", "v"), ("v", "b", "s"), ("s", "c", "t")], [("w", "a", "v"), ("v", "b", "s"), ("s", "c", "t")]]
     batch = graph_batch(make_batch, [[1, 0]], episodes)
     assert [edges(batch, Credit(history=history))[:, 2].unique().numel() for history in (0, 1, 2)] == [1, 1, 2]
@@ -191,8 +187,7 @@ def test_history(make_batch) -> None:
 
 
 @pytest.mark.parametrize(("repeats", "expected"), [("once", 0.288675), ("each", 0.721688)])
-def test_a_loop_votes_once(make_batch, repeats: str, expected: float) -> None:
-    """8."""
+def test_repeated_step_counts_once_or_each_time(make_batch, repeats: str, expected: float) -> None:
     loop = ("s", "a", "s")
     episodes = [[loop] * 3, [loop], [("s", "b", "t")]]
     found = steps_of(salt(graph_batch(make_batch, [[1, 0, 0]], episodes), credit={"history": 0, "repeats": repeats}))
@@ -200,23 +195,23 @@ def test_a_loop_votes_once(make_batch, repeats: str, expected: float) -> None:
     assert found[1] == pytest.approx([expected], abs=1e-5)
 
 
-def test_a_cut_episode_and_actions_that_were_not_understood(make_batch) -> None:
-    """The cut state is no state; actions that mean nothing are one action, and merge where the states agree."""
+def test_truncated_ends_do_not_merge_and_invalid_actions_do(make_batch) -> None:
+    """A truncated end is no state; invalid actions are one action and merge where the states agree."""
     episodes = [[("s", "a", "TRUNC")], [("s", "a", "t")], [("s", "?", "s")], [("s", "?", "s")], [("t", "?", "t")]]
     number = edges(graph_batch(make_batch, [[0] * 5], episodes), Credit())[:, 0].tolist()
     assert number[2] == number[3]
     assert len(set(number)) == 4
 
 
-def test_random_environments_merge_by_state_and_action(make_batch) -> None:
+def test_state_action_key_merges_different_successors(make_batch) -> None:
     episodes = [[("s", "a", "t")], [("s", "a", "u")]]
     batch = graph_batch(make_batch, [[1, 0]], episodes)
     assert salt(batch, group_size=2).metrics["merged_steps"] == 0
     assert salt(batch, group_size=2, credit={"key": "state_action"}).metrics["merged_steps"] == 1
 
 
-def test_similar_states(make_batch) -> None:
-    """Texts that differ in one word of ten have cosine 0.9: merged at 0.85, apart at 0.95."""
+def test_cosine_match_merges_similar_states(make_batch) -> None:
+    """Texts that differ in one word of ten have cosine 0.9: merged at 0.85, separate at 0.95."""
     first, second = "you see one two three four five six seven key", "you see one two three four five six seven box"
     assert len(set(similar_states([first, second], 0.85).values())) == 1
     assert len(set(similar_states([first, second], 0.95).values())) == 2
@@ -225,7 +220,7 @@ def test_similar_states(make_batch) -> None:
     assert salt(batch, group_size=2, credit={"match": "cosine", "threshold": 0.85}).metrics["merged_steps"] == 1
 
 
-def test_renormalised_groups_have_the_spread_that_they_had(make_batch) -> None:
+def test_renormalise_restores_the_group_std(make_batch) -> None:
     batch = salt(graph_batch(make_batch, [[1, 0, 0]], FORK), credit={"renormalise": "group_std"})
     before, after = (
         torch.tensor([value for steps in found for value in steps])
@@ -235,8 +230,8 @@ def test_renormalised_groups_have_the_spread_that_they_had(make_batch) -> None:
     assert after[0] == after[2] != before[0]
 
 
-def test_turns_may_have_advantages_of_their_own(make_batch) -> None:
-    """An edge's mean is over what each member has at its own step; tokens that differ within a turn are no step's."""
+def test_merge_averages_step_advantages(make_batch) -> None:
+    """Each member contributes the advantage of its own step; advantages that differ within a turn are rejected."""
     merged, shared = merge(torch.tensor([[1.0, 5.0], [3.0, 7.0]]), torch.tensor([[0, 1], [2, 0]]), torch.tensor([0, 0]))
     assert merged.tolist() == [[4.0, 5.0], [3.0, 4.0]]
     assert shared.tolist() == [[True, False], [False, True]]
@@ -245,7 +240,7 @@ def test_turns_may_have_advantages_of_their_own(make_batch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("section", "words"),
+    ("section", "message"),
     [
         ({"algorithm": "grpo", "credit": {"history": 2}}, "needs credit.kind: graph"),
         ({"algorithm": "salt", "credit": {"threshold": 0.9}}, "needs credit.match: cosine"),
@@ -253,11 +248,11 @@ def test_turns_may_have_advantages_of_their_own(make_batch) -> None:
         ({"algorithm": "salt", "group_size": 1, "advantage": {"mean": "none", "std": "none"}}, "group_size is 1"),
     ],
 )
-def test_senseless_switches_are_refused(section: dict, words: str) -> None:
-    with pytest.raises(ParamsError, match=words):
+def test_conflicting_settings_are_rejected(section: dict, message: str) -> None:
+    with pytest.raises(ParamsError, match=message):
         resolve(Rl.model_validate(section))
 
 
-def test_a_batch_without_keys_is_refused(make_batch) -> None:
+def test_batch_without_step_keys_is_rejected(make_batch) -> None:
     with pytest.raises(ValueError, match="states and actions"):
         salt(make_batch([[1, 0, 0]]).with_(extra={}))

@@ -1,4 +1,4 @@
-"""ScalingInter-RL: the horizon as a function of the step, and the advantages that its episodes get."""
+"""ScalingInter-RL: the turn limit by step, and the advantages of its episodes."""
 
 from __future__ import annotations
 
@@ -19,19 +19,18 @@ STAGED = Horizon(kind="scaling_inter", rounds=[10, 20, 30], steps_per_stage=100,
 
 
 def limit(number: int, params: Horizon = STAGED, longest: int = 30) -> int:
-    """Of step `number`, counted from 1 as the paper does."""
+    """Turn limit of step `number`, counted from 1 as in the paper."""
     return turn_limit(params, number - 1, longest)
 
 
-def test_limits_by_step() -> None:
-    """Must hold 1."""
+def test_turn_limit_by_step() -> None:
     expected = {1: 10, 100: 10, 101: 20, 200: 20, 201: 30, 10000: 30}
     assert {number: limit(number) for number in expected} == expected
 
 
-def test_a_resumed_run_passes_over_no_stage() -> None:
-    """Must hold 2: whatever the checkpoint's step c, the limits from c + 1 on are those of the run that was not stopped. A
-    resumed job knows the number of finished steps alone, as `run_loop` gives it."""
+def test_resumed_run_has_the_same_turn_limits() -> None:
+    """From any checkpoint on the limits are those of the uninterrupted run; a resumed job knows only the number of finished
+    steps, as `run_loop` passes it."""
     whole = [limit(number) for number in range(1, 401)]
     for finished in range(1, 301):
         resolved = resolve(Rl(algorithm="scaling_inter", steps=400, horizon=STAGED.model_dump()))
@@ -40,8 +39,8 @@ def test_a_resumed_run_passes_over_no_stage() -> None:
 
 
 @pytest.mark.parametrize("steps_per_stage", [1000, 100])
-def test_one_stage_is_a_fixed_limit(steps_per_stage: int) -> None:
-    """Must hold 3: n = 1, or a stage longer than the run."""
+def test_one_stage_equals_a_fixed_limit(steps_per_stage: int) -> None:
+    """One round, or a stage longer than the run."""
     rounds = [10] if steps_per_stage == 100 else [10, 20, 30]
     staged = STAGED.model_copy(update={"rounds": rounds, "steps_per_stage": steps_per_stage})
     fixed = Horizon(kind="fixed", turns=10)
@@ -49,14 +48,14 @@ def test_one_stage_is_a_fixed_limit(steps_per_stage: int) -> None:
 
 
 @pytest.mark.parametrize("rounds", [[10, 10], [10, 20, 15], [3, 2]])
-def test_rounds_that_do_not_rise_are_refused(rounds: list[int]) -> None:
-    """Must hold 3."""
+def test_non_increasing_rounds_are_rejected(rounds: list[int]) -> None:
     with pytest.raises(ParamsError, match=r"rl\.horizon\.rounds must increase"):
         resolve(Rl(algorithm="scaling_inter", horizon={"rounds": rounds}))
 
 
-def test_null_fits_any_environment() -> None:
-    """Contract: rounds come from the environment's own limit, stages from rl.steps; one beyond the environment's is refused."""
+def test_default_rounds_fit_the_environment_limit() -> None:
+    """Contract: default rounds are fractions of the environment's limit, default stages of rl.steps; a limit above the
+    environment's is rejected."""
     rl = resolve(Rl(algorithm="scaling_inter", steps=20)).rl
     assert rl.horizon.steps_per_stage == math.ceil(20 / 3)
     assert limits(rl.horizon, 12) == [4, 8, 12]
@@ -70,7 +69,7 @@ def test_null_fits_any_environment() -> None:
         limits(Horizon(kind="fixed", turns=13), 12)
 
 
-def test_the_horizon_works_with_any_algorithm_and_falls_as_a_control() -> None:
+def test_horizon_applies_to_any_algorithm_in_either_order() -> None:
     rl = Rl(algorithm="rloo", steps=6, horizon={"kind": "scaling_inter", "rounds": [1, 2, 5], "order": "falling"})
     algorithm = resolve(rl)
     assert [algorithm.turn_limit(step, 5) for step in range(6)] == [5, 5, 2, 2, 1, 1]
@@ -86,14 +85,14 @@ def test_the_horizon_works_with_any_algorithm_and_falls_as_a_control() -> None:
         ({"algorithm": "dpo", "horizon": {"kind": "fixed", "turns": 3}}, "preference pairs"),
     ],
 )
-def test_senseless_horizons_are_refused(values: dict, message: str) -> None:
+def test_conflicting_settings_are_rejected(values: dict, message: str) -> None:
     with pytest.raises(ParamsError, match=message):
         resolve(Rl.model_validate(values))
 
 
-def test_a_reward_falls_on_the_last_policy_token_and_is_never_lost(make_batch) -> None:
-    """Must hold 6: with V 0 and gamma = lambda = 1 every policy token of two turns (one prompt token, then 2 policy tokens and
-    one observation token each) has advantage 1, though the observation comes last; a token reward there is an error."""
+def test_final_reward_falls_on_the_last_policy_token(make_batch) -> None:
+    """V = 0, gamma = lambda = 1: every policy token of two turns has advantage 1 although an observation token comes last; a
+    token reward on it is an error."""
     batch = make_batch([[1.0]], turns=[[2, 2]])
     assert batch.mask[0].tolist() == [False, True, True, False, True, True, False]
     batch = batch.with_(values=torch.zeros(batch.mask.shape))
@@ -108,8 +107,8 @@ def test_a_reward_falls_on_the_last_policy_token_and_is_never_lost(make_batch) -
         gae_advantage(batch.with_(token_rewards=on_observation), Advantage(estimator="gae", level="token"))
 
 
-def test_group_advantages_and_a_group_that_was_cut_altogether(make_batch) -> None:
-    """Must hold 8: R = (1, 0, 0, 0) gives (1.5, -0.5, -0.5, -0.5); with score 0 only KL and entropy have gradients."""
+def test_group_advantages_and_fully_truncated_group(make_batch) -> None:
+    """R = (1, 0, 0, 0): (1.5, -0.5, -0.5, -0.5); a group without successes has gradients only from KL and entropy."""
     algorithm = resolve(Rl(algorithm="scaling_inter", group_size=4, advantage={"level": "trajectory"}))
     advantages = algorithm.prepare(make_batch([[1, 0, 0, 0]])).advantages
     assert advantages is not None

@@ -1,4 +1,4 @@
-"""Reward shaping on a batch: what is rewarded, how often, and the terms that are added."""
+"""Reward shaping: replaced returns, length and tool terms, stage scores, KL penalty."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from stages.algorithms.parts.reward import Reward, kl_penalty, response_lengths,
 from stages.algorithms.parts.shaping import PrsStage, dense, overlong_term, single, with_tool_bonus
 
 
-def test_nothing_to_shape_leaves_the_batch_alone(make_batch) -> None:
+def test_environment_rewards_are_unchanged_by_default(make_batch) -> None:
     batch = make_batch([[1, 0]])
     assert shape_rewards(batch, Reward(kind="environment", density="environment")) is batch
 
 
-def test_right_and_wrong_get_their_own_returns_on_the_last_turn(make_batch) -> None:
+def test_correct_and_wrong_replace_the_return_on_the_last_turn(make_batch) -> None:
     batch = make_batch([[1, 0.5]], turns=[[1, 2], [2]])
     shaped = shape_rewards(batch, Reward(correct=1.0, wrong=-1.0))
     assert shaped.rewards.tolist() == [1.0, -1.0]
@@ -23,23 +23,24 @@ def test_right_and_wrong_get_their_own_returns_on_the_last_turn(make_batch) -> N
     assert batch.rewards.tolist() == [1.0, 0.5]
 
 
-def test_lengths_count_what_the_environment_said_too(make_batch) -> None:
-    """Two turns of 1 and 2 tokens, each followed by one environment token: 5 tokens after the prompt."""
+def test_response_length_includes_environment_tokens(make_batch) -> None:
+    """Turns of 1 and 2 tokens, each followed by one environment token: 5 tokens after the prompt."""
     batch = make_batch([[1, 0]], turns=[[1, 2], [2]])
     assert response_lengths(batch).tolist() == [5, 3]
     silent = batch.with_(mask=torch.zeros_like(batch.mask))
     assert response_lengths(silent).tolist() == [0, 0]
 
 
-def test_the_length_term_falls_on_the_last_turn(make_batch) -> None:
+def test_overlong_penalty_falls_on_the_last_turn(make_batch) -> None:
     batch = make_batch([[1, 0]], turns=[[1, 2], [2]])
     shaped = shape_rewards(batch, Reward(overlong_penalty=1.0, overlong_max=6, overlong_cache=4))
     torch.testing.assert_close(shaped.rewards, torch.tensor([0.25, -0.25]))
     torch.testing.assert_close(shaped.turn_rewards.sum(1), shaped.rewards)
 
 
-def test_stage_scores(make_batch) -> None:
-    """parse: share of accepted actions, 0 if the tokens ran out; tool: whether one was called; else an environment's term."""
+def test_prs_stage_scores(make_batch) -> None:
+    """parse: share of accepted actions, 0 if the tokens ran out; tool: whether one was called; otherwise the environment's
+    term."""
     batch = make_batch([[1, 0, 0, 0.4]], turns=[[1, 1], [1, 1], [1], [1]])
     accepted = batch.accepted.clone()
     accepted[1, 0] = False
@@ -63,14 +64,14 @@ def test_stage_scores(make_batch) -> None:
         shape_rewards(batch, Reward(kind="prs", prs=[PrsStage(name="bleu", weight=1.0)]))
 
 
-def test_what_the_batch_does_not_tell_is_asked_for(make_batch) -> None:
-    """open_agentrl: a tool term whose calls are unknown must not become a constant."""
+def test_tool_bonus_without_tool_calls_raises(make_batch) -> None:
+    """Unknown tool calls must not become a constant."""
     batch = make_batch([[1, 0]]).with_(tool_calls=None)
     with pytest.raises(ValueError, match="tool_calls"):
         shape_rewards(batch, Reward(correct=1.0, wrong=-1.0, tool_bonus=0.1))
 
 
-def test_a_kl_penalty_lies_on_policy_tokens(make_batch) -> None:
+def test_kl_penalty_applies_to_policy_tokens(make_batch) -> None:
     batch = make_batch([[1, 0]], lengths=[2, 3])
     batch = kl_penalty(batch.with_(logprobs_ref=batch.logprobs_old - 0.5), Reward(kl_coef=0.1, kl_estimator="k1"))
     assert batch.token_rewards is not None
@@ -78,7 +79,7 @@ def test_a_kl_penalty_lies_on_policy_tokens(make_batch) -> None:
     assert batch.token_rewards[~batch.mask].abs().sum() == 0
 
 
-def test_the_pure_functions_by_hand() -> None:
+def test_shaping_functions() -> None:
     wrong, right = torch.tensor([False]), torch.tensor([True])
     assert with_tool_bonus(torch.tensor([-1.0]), wrong, torch.tensor([9.0]), 0.1, "wrong", -0.6).tolist() == pytest.approx([-0.6])
     assert with_tool_bonus(torch.tensor([1.0]), right, torch.tensor([9.0]), 0.1, "wrong", -0.6).tolist() == [1.0]

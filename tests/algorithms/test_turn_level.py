@@ -1,9 +1,8 @@
 """Contract: turn- and step-level normalisation does not reward taking more turns (verl issue 7244).
 
-A policy that may stop after each turn, in an environment that pays a little for every turn and takes it back at the end, so that
-the return is the same however long an episode is: the true policy gradient is zero. All groups of two episodes are enumerated
-exactly. Our estimators have an expected gradient of zero; the one that centres each turn's reward over the episodes still playing
-and sums the results along the episode moves the policy away from taking another turn.
+A policy may stop after each turn, and the environment pays a bonus per turn and takes it back at the end. The return does not
+depend on the length, so the true policy gradient is zero. Expectations over all groups are exact. Ours have an expected
+gradient of zero; centring each turn's reward over the episodes still active, and summing along the episode, penalises more turns.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.settings import Rl
 
 TURNS = 3
-GO_ON = 0.6
-"""Probability of another turn, the same at every turn but the last, where the episode ends anyway."""
+CONTINUE = 0.6
+"""Probability of another turn, except after the last one, where the episode ends anyway."""
 
 
 def returns_of(length: int, bonus: float, goal: float) -> list[float]:
-    """Rewards of an episode of so many turns: `bonus` per further turn, taken back at the end, where `goal` is paid."""
+    """Rewards of an episode of `length` turns: `bonus` per further turn, taken back at the end, where `goal` is paid."""
     return [bonus] * (length - 1) + [goal - bonus * (length - 1)]
 
 
 def group(lengths: tuple[int, ...], rewards: dict[int, list[float]]) -> TrajectoryBatch:
-    """One policy token per turn, one environment token after it; a group of episodes of these lengths."""
+    """A group of episodes of these lengths; one policy token and one environment token per turn."""
     count, width = len(lengths), 1 + 2 * TURNS
     mask, turn = torch.zeros(count, width, dtype=torch.bool), torch.full((count, width), -1)
     turn_rewards = torch.zeros(count, TURNS)
@@ -51,15 +50,15 @@ def group(lengths: tuple[int, ...], rewards: dict[int, list[float]]) -> Trajecto
     )
 
 
-def chance(length: int) -> float:
-    return GO_ON ** (length - 1) * (1 - GO_ON if length < TURNS else 1.0)
+def probability_of(length: int) -> float:
+    return CONTINUE ** (length - 1) * (1 - CONTINUE if length < TURNS else 1.0)
 
 
 def scores(length: int) -> torch.Tensor:
-    """d log pi / d theta of each turn's choice, theta the logit of going on: 1 - p where it went on, -p where it stopped, and 0
-    at the last turn, where there is no choice."""
-    grad = torch.full((length,), 1 - GO_ON)
-    grad[-1] = -GO_ON if length < TURNS else 0.0
+    """d log pi / d theta of each turn's choice, theta the logit of continuing: 1 - p where it continued, -p where it stopped, and
+    0 at the last turn, where there is no choice."""
+    grad = torch.full((length,), 1 - CONTINUE)
+    grad[-1] = -CONTINUE if length < TURNS else 0.0
     return grad
 
 
@@ -69,7 +68,7 @@ def expected_gradient(rewards: dict[int, list[float]], advantages, size: int = 2
     for lengths in product(range(1, TURNS + 1), repeat=size):
         probability = 1.0
         for length in lengths:
-            probability *= chance(length)
+            probability *= probability_of(length)
         values = advantages(group(lengths, rewards))
         parts = [float((values[row][:length] * scores(length)).sum()) for row, length in enumerate(lengths)]
         total += probability * sum(parts) / size
@@ -89,8 +88,8 @@ def ours(level: str, mean: str, gamma: float | None = None, **axes: object):
     return advantages
 
 
-def centred_over_those_still_playing(batch: TrajectoryBatch) -> list[torch.Tensor]:
-    """The biased construction: r_u minus the mean of r_u over the episodes that reached turn u, summed from u on."""
+def centred_over_active_episodes(batch: TrajectoryBatch) -> list[torch.Tensor]:
+    """The biased estimator: r_u minus the mean of r_u over the episodes that reached turn u, summed from u on."""
     alive = torch.arange(TURNS)[None, :] < batch.turns[:, None]
     means = (batch.turn_rewards * alive).sum(0) / alive.sum(0).clamp(min=1)
     centred = (batch.turn_rewards - means) * alive
@@ -103,25 +102,25 @@ BETTER_SHORT = {length: returns_of(length, 0.3, 1.0 / length) for length in rang
 
 def true_gradient(rewards: dict[int, list[float]]) -> float:
     """d/d theta of the expected return: sum over episodes of p * (sum of scores) * return."""
-    return sum(chance(length) * float(scores(length).sum()) * sum(values) for length, values in rewards.items())
+    return sum(probability_of(length) * float(scores(length).sum()) * sum(values) for length, values in rewards.items())
 
 
 @pytest.mark.parametrize("level", ["trajectory", "turn", "token"])
 @pytest.mark.parametrize("mean", ["group", "leave_one_out"])
-def test_more_turns_of_the_same_return_earn_nothing(level: str, mean: str) -> None:
+def test_expected_gradient_is_zero_for_equal_returns(level: str, mean: str) -> None:
     assert true_gradient(EQUAL) == pytest.approx(0.0, abs=1e-7)
     assert expected_gradient(EQUAL, ours(level, mean)) == pytest.approx(0.0, abs=1e-6)
 
 
-def test_the_other_construction_is_biased() -> None:
-    """What is avoided: a hidden price of the intermediate rewards on every further turn."""
-    assert expected_gradient(EQUAL, centred_over_those_still_playing) < -0.01
+def test_centring_over_active_episodes_is_biased() -> None:
+    """It puts a hidden penalty on every further turn."""
+    assert expected_gradient(EQUAL, centred_over_active_episodes) < -0.01
 
 
 @pytest.mark.parametrize("level", ["trajectory", "turn", "token"])
 @pytest.mark.parametrize("size", [2, 3])
-def test_leave_one_out_is_unbiased_and_the_group_mean_up_to_a_factor(level: str, size: int) -> None:
-    """The expected gradient is the true one with leave-one-out, and (G - 1)/G times it with the group's own mean."""
+def test_leave_one_out_is_unbiased_and_group_mean_is_scaled(level: str, size: int) -> None:
+    """With the group's mean the gradient is (G - 1)/G times the true one."""
     exact = true_gradient(BETTER_SHORT)
     assert abs(exact) > 0.01
     assert expected_gradient(BETTER_SHORT, ours(level, "leave_one_out"), size) == pytest.approx(exact, rel=1e-5)
@@ -130,24 +129,24 @@ def test_leave_one_out_is_unbiased_and_the_group_mean_up_to_a_factor(level: str,
 
 @pytest.mark.parametrize("level", ["turn", "token"])
 @pytest.mark.parametrize("std", ["group", "batch"])
-def test_dividing_by_a_standard_deviation_rewards_no_further_turn(level: str, std: str) -> None:
-    """Of equal returns it is 0 and nothing is learnt; where short episodes are better the gradient still says so."""
+def test_std_scaling_does_not_reward_more_turns(level: str, std: str) -> None:
+    """Equal returns give gradient 0; where short episodes are better the gradient stays negative."""
     assert expected_gradient(EQUAL, ours(level, "group", std=std), 3) == 0.0
     assert true_gradient(BETTER_SHORT) < -0.01
     assert expected_gradient(BETTER_SHORT, ours(level, "group", std=std), 3) < -0.01
 
 
 @pytest.mark.parametrize("level", ["turn", "token"])
-def test_whitening_over_tokens_rewards_no_further_turn_either(level: str) -> None:
-    """Its mean is one number for all turns, and a constant baseline has no expected gradient. That the episode itself is part of
-    the mean leaves what any mean over N episodes does, of the order 1/N: it goes with the size of the batch."""
+def test_whitening_bias_shrinks_with_batch_size(level: str) -> None:
+    """Its mean is a baseline shared by all turns. That it includes the episode itself leaves a bias of order 1/N for N
+    episodes."""
     found = [abs(expected_gradient(EQUAL, ours(level, "none", whiten=True), size)) for size in (2, 4, 6)]
     assert found[0] > found[1] > found[2]
     assert found[2] < 0.5 * found[0]
 
 
-def test_turns_by_hand() -> None:
-    """Rewards (0.5, 1) and (0.25): rewards-to-go (1.5, 1) and 0.25; the shorter one holds 0.25 at turn 2, too."""
+def test_reward_to_go_advantages_of_two_episodes() -> None:
+    """Rewards (0.5, 1) and (0.25): rewards-to-go (1.5, 1) and 0.25, which the shorter episode keeps at turn 2."""
     batch = group((2, 1), {2: [0.5, 1.0], 1: [0.25]})
     first, second = ours("turn", "leave_one_out")(batch)
     torch.testing.assert_close(first, torch.tensor([1.25, 0.75]))
@@ -158,7 +157,6 @@ def test_turns_by_hand() -> None:
 
 
 def test_sparse_rewards_have_the_same_credit_at_every_level() -> None:
-    """With one reward at the end, turn and token level are the trajectory's."""
     batch = group((3, 1), {3: [0.0, 0.0, 1.0], 1: [0.0]})
     for level in ("turn", "token"):
         for mine, whole in zip(ours(level, "group")(batch), ours("trajectory", "group")(batch), strict=True):

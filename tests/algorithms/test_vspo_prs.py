@@ -1,4 +1,4 @@
-"""VSPO and progressive reward shaping against their dossier's numbers."""
+"""VSPO and progressive reward shaping against the papers' worked examples."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ def value(rewards: list[float], spread: str = "std") -> float:
         ([1, 1, 1, 1, 1], 0.0),
     ],
 )
-def test_task_values(rewards: list[float], expected: float) -> None:
-    """1: population standard deviation, G = 5."""
+def test_task_value_by_success_count(rewards: list[float], expected: float) -> None:
+    """Population standard deviation, G = 5."""
     assert value(rewards) == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize(("spread", "best", "peak"), [("std", 0.25, 0.3248), ("variance", 1 / 3, 0.1481)])
-def test_the_most_valued_success_rate(spread: str, best: float, peak: float) -> None:
-    """2: V = sqrt(p) (1 - p)^1.5 peaks at p = 0.25, p (1 - p)^2 at 1/3."""
+def test_success_rate_of_the_highest_task_value(spread: str, best: float, peak: float) -> None:
+    """V = sqrt(p) (1 - p)^1.5 peaks at p = 0.25, p (1 - p)^2 at 1/3."""
     values = {count / 600: value([1.0] * count + [0.0] * (600 - count), spread) for count in range(0, 601, 10)}
     assert max(values, key=lambda share: values[share]) == pytest.approx(best, abs=1e-9)
     assert max(values.values()) == pytest.approx(peak, abs=1e-4)
 
 
 @pytest.mark.parametrize(("scores", "expected"), [((0, 1, 1), 0.0), ((1, 0, 1), 0.1), ((1, 1, 0.5), 0.6), ((1, 1, 1), 1.0)])
-def test_stages(scores: tuple[float, ...], expected: float) -> None:
-    """3: w = (.1, .1, .8), tau = (1, 1, 0)."""
+def test_staged_reward(scores: tuple[float, ...], expected: float) -> None:
+    """w = (.1, .1, .8), tau = (1, 1, 0)."""
     result = staged(torch.tensor([scores], dtype=torch.float32), (0.1, 0.1, 0.8), (1.0, 1.0, 0.0))
     assert result.item() == pytest.approx(expected)
 
@@ -64,8 +64,8 @@ def test_stages(scores: tuple[float, ...], expected: float) -> None:
         ("london", "paris", 0.0),
     ],
 )
-def test_length_aware_bleu(answer: str, gold: str, expected: float) -> None:
-    """4, the search domain's reward term `bleu`."""
+def test_length_aware_bleu_reward(answer: str, gold: str, expected: float) -> None:
+    """The search domain's reward term `bleu`."""
     assert answer_bleu(answer, gold) == pytest.approx(expected, abs=1e-4)
 
 
@@ -86,9 +86,9 @@ ONE_OF_FOUR = [[1, 0], [1, 1], [0, 0], [1, 1]]
 LENGTHS = [2, 5, 3, 1, 4, 2, 2, 6]
 
 
-def test_one_informative_group_with_cap_is_plain_grpo(make_batch) -> None:
-    """5: N = 4, one informative group: it counts 4 times with weight 1/4, so the gradient is GRPO's exactly; 4 times that
-    without smoothing."""
+def test_one_informative_group_with_cap_equals_grpo(make_batch) -> None:
+    """N = 4, one informative group: it counts 4 times with weight 1/4, which is GRPO's gradient exactly; without smoothing 4
+    times that."""
     algorithm, batch = prepared(make_batch(ONE_OF_FOUR, lengths=LENGTHS))
     assert batch.weights.tolist() == [4, 4, 0, 0, 0, 0, 0, 0]
     assert batch.smoothing is not None
@@ -100,8 +100,8 @@ def test_one_informative_group_with_cap_is_plain_grpo(make_batch) -> None:
     assert torch.equal(gradient(*rough), 4 * plain)
 
 
-def test_draws_follow_the_values() -> None:
-    """6: V = (0.32, 0.08): frequencies tend to (0.8, 0.2); temperature to infinity equals random."""
+def test_draw_frequencies_follow_the_values() -> None:
+    """V = (0.32, 0.08): frequencies tend to (0.8, 0.2); infinite temperature equals random."""
     drawn = draw_counts([0.32, 0.08], 20000, "key")
     assert drawn[0] / 20000 == pytest.approx(0.8, abs=0.01)
     flat = draw_counts([0.32**1e-9, 0.08**1e-9], 1000, "key")
@@ -109,8 +109,8 @@ def test_draws_follow_the_values() -> None:
     assert draw_counts([1.0, 1.0], 5, "one") == draw_counts([1.0, 1.0], 5, "one")
 
 
-def test_draws_through_the_method(make_batch) -> None:
-    """The task that is solved more rarely is worth more, and gets more of the free places."""
+def test_rarely_solved_task_gets_more_draws(make_batch) -> None:
+    """Tasks that are solved more rarely are worth more and get more of the free places."""
     rewards = [[1, 0, 0, 0, 0], [1, 1, 1, 1, 0], *([[1, 1, 1, 1, 1]] * 38)]
     counts = {}
     for kind in ("value", "random"):
@@ -124,37 +124,35 @@ def test_draws_through_the_method(make_batch) -> None:
     assert hot.weights[::5].tolist() == counts["random"]
 
 
-def test_without_dead_groups_it_is_grpo_bit_for_bit(make_batch) -> None:
-    """7."""
+def test_without_dead_groups_equals_grpo(make_batch) -> None:
     rewards = [[1, 0], [0, 1]]
     algorithm, batch = prepared(make_batch(rewards))
     grpo = resolve(Rl(algorithm="grpo", group_size=2))
     assert torch.equal(gradient(algorithm, batch), gradient(grpo, grpo.prepare(make_batch(rewards))))
 
 
-def test_one_stage_of_weight_one_is_the_outcome(make_batch) -> None:
-    """7."""
+def test_single_outcome_stage_equals_the_outcome_reward(make_batch) -> None:
     batch = make_batch([[1, 0], [0, 1]])
     shaped = shape_rewards(batch, Reward(kind="prs", prs=[PrsStage(name="outcome", weight=1.0)]))
     assert torch.equal(shaped.rewards, batch.rewards)
     assert torch.equal(shaped.turn_rewards, batch.turn_rewards)
 
 
-def test_all_groups_dead_skips_the_step(make_batch) -> None:
-    """8: nothing goes through the model, and the history says so. (That the weights stay is in tests/training.)"""
+def test_step_with_only_dead_groups_is_skipped(make_batch) -> None:
+    """No forward pass, and the metrics say so. tests/training checks that weights do not change."""
     algorithm, batch = prepared(make_batch([[1, 1], [0, 0]]), dead_groups="keep")
     assert batch.metrics["skipped"] == 1.0
     assert algorithm.forward_rows(batch).tolist() == []
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("none", 1.0), ("cap", 0.25), ("sqrt", 0.5), ("log", (1 + math.log(4)) / 4)])
-def test_smoothing(kind: str, expected: float) -> None:
+def test_smoothing_factor(kind: str, expected: float) -> None:
     assert smoothing(4, kind, 1.0) == pytest.approx(expected)
     assert smoothing(1, kind, 1.0) == 1.0
     assert smoothing(4, "cap", 2.0) == 0.5
 
 
-def test_low_value_groups_can_make_room_too(make_batch) -> None:
+def test_low_value_groups_are_replaced(make_batch) -> None:
     """V of (1, 1, 1, 1, 0) is 0.08: replaced at min_value 0.1, kept otherwise."""
     rewards = [[1, 1, 1, 1, 0], [1, 0, 0, 0, 0]]
     _, kept = prepared(make_batch(rewards), group_size=5)
@@ -163,8 +161,8 @@ def test_low_value_groups_can_make_room_too(make_batch) -> None:
     assert gone.weights.tolist() == [0.0] * 5 + [2.0] * 5
 
 
-def test_value_of_the_last_stage_ignores_format(make_batch) -> None:
-    """Groups that differ in format alone have V > 0 by the reward and 0 by the last stage."""
+def test_last_stage_value_ignores_format(make_batch) -> None:
+    """Groups that differ only in format have V > 0 by the reward and 0 by the last stage."""
     rewards = [[0, 0], [1, 0]]
     batch = make_batch(rewards, turns=[[1], [1], [1], [1]])
     accepted = batch.accepted.clone()
@@ -178,8 +176,8 @@ def test_value_of_the_last_stage_ignores_format(make_batch) -> None:
             ),
             100,
         )
-        filled = algorithm.resample(algorithm.shape(batch), 0)
-        weights[value_of] = filled.metrics["task_value"]
+        resampled = algorithm.resample(algorithm.shape(batch), 0)
+        weights[value_of] = resampled.metrics["task_value"]
     # Rewards (0, 0.2) and (1, 0.2): V is 0.9 * 0.1 and 0.4 * 0.4. By the last stage (0, 0) and (0.8, 0): 0 and 0.4 * 0.4.
     assert weights["reward"] == pytest.approx((0.9 * 0.1 + 0.4 * 0.4) / 2, abs=1e-4)
     assert weights["last_stage"] == pytest.approx(0.4 * 0.4 / 2, abs=1e-4)

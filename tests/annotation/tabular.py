@@ -1,4 +1,4 @@
-"""Searches in the worlds of stages/claims/known_tree.py."""
+"""Tree searches in the known worlds of stages/claims/known_tree.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stages.annotation.units import uses_value_model
 from stages.claims.known_tree import Chat, ExactReader, FakeEngine, Pool, task
 
 SIGNED: dict[str, Any] = {"reward_range": [-1.0, 1.0]}
-"""Parameters under which a failure counts as -1."""
+"""Settings under which a failure counts as -1."""
 
 
 def grow(
@@ -25,7 +25,7 @@ def grow(
     reader: ExactReader | None = None,
     **params: Any,
 ) -> list[Tree]:
-    """Trees of one world for tasks that differ in their names (and so in their random keys) alone."""
+    """Trees of one world for tasks that differ only in their names, and so in their random keys."""
     settings = Annotate(**params)
     engine = FakeEngine(width)
     if uses_value_model(settings.evaluation) and reader is None:

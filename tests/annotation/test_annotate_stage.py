@@ -1,4 +1,4 @@
-"""The stage on a tiny random policy and a toy world: its files, its resume, the real engine's batches."""
+"""The annotate stage on a tiny random policy and a toy environment: its files, resume, shards, and the torch engine."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ from stages.runtime.tracker import Tracker
 
 
 class Toy:
-    """Three turns; success is decided by a hash of what was said."""
+    """Three turns; a hash of the actions decides on success."""
 
     def reset(self, task: Task) -> Observation:
-        self.task, self.said = task, ()
+        self.task, self.actions = task, ()
         return Observation(f"you are in the {task.task_id} room")
 
     def step(self, action: str) -> Step:
-        self.said = (*self.said, action)
-        end = len(self.said) == 3
-        won = end and hashlib.sha256(repr((self.task.task_id, self.said)).encode()).digest()[0] < 128
-        return Step(Observation(f"there is nothing here {len(self.said)}"), float(won), True, end, False)
+        self.actions = (*self.actions, action)
+        end = len(self.actions) == 3
+        won = end and hashlib.sha256(repr((self.task.task_id, self.actions)).encode()).digest()[0] < 128
+        return Step(Observation(f"there is nothing here {len(self.actions)}"), float(won), True, end, False)
 
     def snapshot(self) -> Any:
-        return self.task, self.said
+        return self.task, self.actions
 
     def restore(self, state: Any) -> None:
-        self.task, self.said = state
+        self.task, self.actions = state
 
     def state_key(self) -> str:
-        return repr(self.said)
+        return repr(self.actions)
 
     def close(self) -> None: ...
 
@@ -96,7 +96,7 @@ def outputs(context: StageContext) -> dict[str, bytes]:
 
 
 def test_stage_writes_trees_labels_pairs_and_value_model(context: StageContext):
-    """Contract: the stage's files follow from one another and its report counts what they hold; no checkpoint is left."""
+    """Contract: labels and pairs follow from the nodes, the report counts what the files hold, and no checkpoint is left."""
     annotate.run(context)
     params = context.section("annotate")
     folder = context.data / "annotated" / "toy"
@@ -115,9 +115,9 @@ def test_stage_writes_trees_labels_pairs_and_value_model(context: StageContext):
     )
 
 
-def test_stage_fits_the_other_models_it_is_asked_for(context: StageContext):
-    """Contract: a Q-model and a progress estimator, with how they do on held-out tasks; killed or not, in the same bytes; without
-    being asked the stage says that there is no Q-model."""
+def test_stage_fits_q_model_and_progress_estimator_if_configured(context: StageContext):
+    """Contract: a Q-model and a progress estimator are fitted reproducibly, byte for byte, and evaluated on held-out tasks; by
+    default q_model.json says that there is none."""
     from stages.records.episode import Episode, Owner, TurnRecord, write_episodes
     from stages.values.progress import ProgressEstimator
     from stages.values.q_model import load_q_model
@@ -133,7 +133,7 @@ def test_stage_fits_the_other_models_it_is_asked_for(context: StageContext):
         episode.turns.append(TurnRecord("a", "", True, episode.reward, 0.0, "", "a", 3, 5))
         episodes.append(episode)
     write_episodes(context.data / "rollouts/toy/episodes.parquet", episodes)
-    made = []
+    written = []
     for kind in ("step_dpo", "regression", "trajectory_dpo", "step_dpo"):
         changes = {"q_model": {"kind": kind, "epochs": 1.0}, "progress": {"kind": "spa", "epochs": 1.0}}
         params = parse_params({**VALUES, "annotate": {**VALUES["annotate"], **changes}})
@@ -147,34 +147,34 @@ def test_stage_fits_the_other_models_it_is_asked_for(context: StageContext):
         load_q_model(context.data / "models/q/toy", context.data / "models/sft")
         ProgressEstimator.load(context.data / "annotated/toy/progress_model")
         files = [path for folder in ("data/annotated", "data/models/q", "reports") for path in (context.root / folder).rglob("*")]
-        made.append({str(path): path.read_bytes() for path in files if path.is_file()})
+        written.append({str(path): path.read_bytes() for path in files if path.is_file()})
         shutil.rmtree(context.data / "models/q")
-    assert made[0] == made[3]
+    assert written[0] == written[3]
 
 
 def test_all_models_hold_out_the_same_tasks(context: StageContext, monkeypatch: pytest.MonkeyPatch):
-    """Contract: no task that a model is judged by was seen by another that it may have started from: the step-value model, the
-    Q-model and the progress estimator share one split of the tasks, whatever each can learn from."""
+    """Contract: the step-value model, the Q-model and the progress estimator share one split of the tasks, so that none is
+    evaluated on tasks that a model it started from was trained on."""
     from stages.annotation import q_fitting
     from stages.values import progress, step_value
 
     seen: dict[str, set[str]] = {}
 
-    def noting(module: Any, name: str, place: int, as_: str) -> None:
-        given = getattr(module, name)
+    def record_tasks(module: Any, name: str, argument: int, key: str) -> None:
+        original = getattr(module, name)
 
-        def noted(*args: Any, **settings: Any) -> Any:
-            seen[as_] = {example.task_id for example in args[place]}
-            return given(*args, **settings)
+        def recorded(*args: Any, **settings: Any) -> Any:
+            seen[key] = {example.task_id for example in args[argument]}
+            return original(*args, **settings)
 
-        monkeypatch.setattr(module, name, noted)
+        monkeypatch.setattr(module, name, recorded)
 
-    noting(step_value, "fit", 1, "values learn")
-    noting(step_value, "predict", 1, "values")
-    noting(q_fitting, "fit_regression", 1, "q learns")
-    noting(q_fitting, "evaluate", 1, "q")
-    noting(progress, "fit_progress", 1, "progress learns")
-    noting(progress, "evaluate", 1, "progress")
+    record_tasks(step_value, "fit", 1, "values train")
+    record_tasks(step_value, "predict", 1, "values")
+    record_tasks(q_fitting, "fit_regression", 1, "q train")
+    record_tasks(q_fitting, "evaluate", 1, "q")
+    record_tasks(progress, "fit_progress", 1, "progress train")
+    record_tasks(progress, "evaluate", 1, "progress")
     play_episodes(context)
     for seed in range(4):
         q_model = {"kind": "regression", "init": "value_model", "epochs": 1.0}
@@ -182,14 +182,14 @@ def test_all_models_hold_out_the_same_tasks(context: StageContext, monkeypatch: 
         values = {**VALUES, "seed": seed, "annotate": {**VALUES["annotate"], **more}}
         annotate.run(replace(context, params=parse_params(values)))
         assert seen["values"] == seen["q"] <= seen["progress"]
-        for judged in ("values", "q", "progress"):
-            for learns in ("values learn", "q learns", "progress learns"):
-                assert not seen[judged] & seen[learns]
-        assert seen["progress"] | seen["progress learns"] == {task.task_id for task in tasks(8)}
+        for held_out in ("values", "q", "progress"):
+            for train in ("values train", "q train", "progress train"):
+                assert not seen[held_out] & seen[train]
+        assert seen["progress"] | seen["progress train"] == {task.task_id for task in tasks(8)}
 
 
 def play_episodes(context: StageContext) -> None:
-    """What the stage rollout leaves: episodes of the policy at the training tasks."""
+    """Writes the rollout stage's output: the policy's episodes on the training tasks."""
     from stages.agent.chat import Chat
     from stages.agent.environment_pool import EnvironmentPool
     from stages.agent.policy import load_policy
@@ -209,9 +209,9 @@ def play_episodes(context: StageContext) -> None:
 
 
 @pytest.mark.parametrize("backbone", ["policy", "own"])
-def test_leaves_valued_by_a_model(context: StageContext, monkeypatch: pytest.MonkeyPatch, backbone: str):
-    """Contract: with a value model, fitted on the episodes of rollout, the stage grows trees without rollouts; killed and run
-    again it ends with the same bytes, and the policy's weights are as before."""
+def test_stage_with_value_model_resumes_with_same_bytes(context: StageContext, monkeypatch: pytest.MonkeyPatch, backbone: str):
+    """Contract: with a value model, fitted on rollout's episodes, the stage grows trees without rollouts; resumed after a kill it
+    writes the same bytes, and the policy's weights do not change."""
     evaluation = {"kind": "value_model", "backbone": backbone}
     more = {"expansion": {"kind": "eager"}, "evaluation": evaluation, "labels": {"q": "tree", "min_visits": 1}, "backup": "max"}
     params = parse_params({**VALUES, "annotate": {**VALUES["annotate"], **more}})
@@ -244,9 +244,9 @@ def test_leaves_valued_by_a_model(context: StageContext, monkeypatch: pytest.Mon
     assert hashlib.sha256((context.data / "models/sft/model.safetensors").read_bytes()).hexdigest() == weights
 
 
-def test_killed_or_divided_it_ends_like_an_uninterrupted_run(context: StageContext, monkeypatch: pytest.MonkeyPatch):
-    """Contract: killed between chunks and run again, or after shards have grown the trees, the stage grows only the missing ones
-    and ends with the same bytes."""
+def test_resumed_or_sharded_stage_writes_same_bytes(context: StageContext, monkeypatch: pytest.MonkeyPatch):
+    """Contract: killed between or within chunks and run again, or after shards have grown the trees, the stage grows only missing
+    trees and writes the same bytes."""
     annotate.run(context)
     whole = outputs(context)
     for folder in ("data/annotated", "reports"):
@@ -269,7 +269,7 @@ def test_killed_or_divided_it_ends_like_an_uninterrupted_run(context: StageConte
     assert (grown, resumed) == ([2, 2], [2])
     assert outputs(context) == whole
 
-    # Killed within a chunk: of one chunk of all six trees those that were finished are not grown again.
+    # Killed within a chunk of six trees: the finished ones are not grown again.
     for folder in ("data/annotated", "reports"):
         shutil.rmtree(context.root / folder)
     values = {**VALUES, "annotate": {**VALUES["annotate"], "chunk": 6}}
@@ -278,13 +278,13 @@ def test_killed_or_divided_it_ends_like_an_uninterrupted_run(context: StageConte
     def dies_after_two_trees(self: Search, part: Any, on_tree: Any = None) -> Any:
         finished = []
 
-        def told(tree: Any) -> None:
+        def stop_at_third(tree: Any) -> None:
             if len(finished) == 2:
                 raise KeyboardInterrupt
             finished.append(tree)
             on_tree(tree)
 
-        return grow(self, part, told)
+        return grow(self, part, stop_at_third)
 
     monkeypatch.setattr(Search, "grow", dies_after_two_trees)
     with pytest.raises(KeyboardInterrupt):
@@ -295,7 +295,7 @@ def test_killed_or_divided_it_ends_like_an_uninterrupted_run(context: StageConte
     assert resumed == [4]
     assert outputs(context) == whole
 
-    # Divided over two shards: each grows three of the six trees, two at a time; then nothing is left to grow.
+    # Two shards: each grows three of the six trees, two at a time; then nothing is left to grow.
     for folder in ("data/annotated", "reports"):
         shutil.rmtree(context.root / folder)
     by_shard = []
@@ -310,8 +310,8 @@ def test_killed_or_divided_it_ends_like_an_uninterrupted_run(context: StageConte
     assert outputs(context) == whole
 
 
-def test_real_engine_grows_the_same_tree_in_any_company(tiny_policy: Path, tmp_path: Path):
-    """Contract: with the torch engine, too, a tree alone and one among 16 in fewer slots have the same bytes."""
+def test_torch_engine_trees_do_not_depend_on_other_trees(tiny_policy: Path, tmp_path: Path):
+    """Contract: a tree grown alone and one grown among 16 in few slots have the same bytes."""
     from stages.agent.chat import Chat
     from stages.agent.environment_pool import EnvironmentPool
     from stages.agent.policy import load_policy
@@ -328,9 +328,9 @@ def test_real_engine_grows_the_same_tree_in_any_company(tiny_policy: Path, tmp_p
 
     everything = tasks(16)
     together = grow(everything, slots=8)
-    for place in (0, 7):
-        alone = grow(everything[place : place + 1], slots=4)
-        for name, trees in (("alone", alone), ("together", together[place : place + 1])):
+    for index in (0, 7):
+        alone = grow(everything[index : index + 1], slots=4)
+        for name, trees in (("alone", alone), ("together", together[index : index + 1])):
             write_table(tmp_path / name, NODE_SCHEMA, trees[0].rows())
         assert (tmp_path / "alone").read_bytes() == (tmp_path / "together").read_bytes()
     for tree in together:
@@ -340,9 +340,9 @@ def test_real_engine_grows_the_same_tree_in_any_company(tiny_policy: Path, tmp_p
 
 
 @pytest.mark.parametrize("backbone", ["policy", "own"])
-def test_real_values_do_not_depend_on_the_company(tiny_policy: Path, tmp_path: Path, backbone: str):
-    """Contract: with the torch engine reading values and drawing from the same passes, a tree alone and one among 16 in fewer
-    slots have the same bytes."""
+def test_torch_engine_values_do_not_depend_on_other_trees(tiny_policy: Path, tmp_path: Path, backbone: str):
+    """Contract: also when values are read and actions drawn in the same passes, a tree alone and one among 16 have the same
+    bytes."""
     from stages.agent.chat import Chat
     from stages.agent.environment_pool import EnvironmentPool
     from stages.agent.policy import load_policy
@@ -361,7 +361,7 @@ def test_real_values_do_not_depend_on_the_company(tiny_policy: Path, tmp_path: P
         sampling={"max_tokens": 3, "top_k": 4},
     )
     model = leaf_model(policy.model, params)
-    with torch.no_grad():  # an untrained head says the same of everything
+    with torch.no_grad():  # an untrained head is constant
         torch.manual_seed(0)
         model.output.weight.normal_(0.0, 1.0)
 
@@ -373,15 +373,15 @@ def test_real_values_do_not_depend_on_the_company(tiny_policy: Path, tmp_path: P
 
     everything = tasks(16)
     together = grow(everything, slots=8)
-    for place in (0, 7):
-        alone = grow(everything[place : place + 1], slots=4)
-        for name, trees in (("alone", alone), ("together", together[place : place + 1])):
+    for index in (0, 7):
+        alone = grow(everything[index : index + 1], slots=4)
+        for name, trees in (("alone", alone), ("together", together[index : index + 1])):
             write_table(tmp_path / name, node_schema(params), trees[0].rows())
         assert (tmp_path / "alone").read_bytes() == (tmp_path / "together").read_bytes()
     assert len({node.model_value for tree in together for node in tree.nodes if node.model_value is not None}) > 20
 
 
-def test_node_logprobs_are_those_of_training(tiny_policy: Path):
+def test_node_logprobs_equal_training_logprobs(tiny_policy: Path):
     """Contract: a stored action's log-probabilities equal those of a forward pass over the node's whole history, to 1e-5."""
     import torch
 
@@ -410,8 +410,9 @@ def test_node_logprobs_are_those_of_training(tiny_policy: Path):
         assert logs[0, len(history) :].tolist() == pytest.approx(list(node.edge.logprobs), abs=1e-5)
 
 
-def test_middling_tasks_are_chosen_first():
-    """Contract: tasks the policy sometimes solves come before untried ones, those before hopeless and certain ones."""
+def test_tasks_of_medium_difficulty_are_chosen_first():
+    """Contract: tasks that the policy sometimes solves come before untried ones, these before tasks that it never or always
+    solves."""
     difficulty = {"t00": 0.0, "t01": 1.0, "t02": 0.5, "t03": 0.25, "t05": 0.75, "t06": 0.0}
     for seed in range(5):
         assert [task.task_id for task in choose_tasks(tasks(8), difficulty, 3, seed)] == ["t02", "t03", "t05"]

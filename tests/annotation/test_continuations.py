@@ -1,4 +1,4 @@
-"""Preference pairs as tokens, on a tree made by hand."""
+"""Preference pairs as tokens, on a hand-made tree."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ TREE = [
     node(5, 2, 1.0, True, success=1),
     node(6, 3, 0.0, True),
 ]
-"""0 - 1 - (2 - (4 wrong, 5 right), 3 - 6 wrong)."""
+"""0 - 1 - (2 - (4 failure, 5 success), 3 - 6 failure)."""
 PAIRS = [{"task_id": "t", "parent": 1, "win": 2, "lose": 3, "weight": 0.5}]
 
 
-def test_steps_are_the_two_actions_alone() -> None:
+def test_step_pairs_contain_only_the_two_actions() -> None:
     (pair,) = pair_tokens(TREE, PAIRS, "step")
     assert pair.history == (1, 2, 10, 11, 15)
     assert pair.win == Continuation((20, 21), (True, True), 0.25)
@@ -48,13 +48,13 @@ def test_steps_are_the_two_actions_alone() -> None:
     assert pair.weight == 0.5
 
 
-def test_trajectories_go_on_to_the_nearest_right_and_wrong_end() -> None:
-    """The environment's tokens lie between the actions and are not the policy's."""
+def test_trajectory_pairs_continue_to_nearest_success_and_failure() -> None:
+    """Environment tokens between the actions are not the policy's."""
     (pair,) = pair_tokens(TREE, PAIRS, "trajectory")
     assert pair.win == Continuation((20, 21, 25, 50, 51), (True, True, False, True, True), 1.0)
     assert pair.lose == Continuation((30, 31, 35, 60, 61), (True, True, False, True, True), 0.0)
 
 
-def test_a_pair_without_a_tree_is_refused() -> None:
+def test_pair_without_a_tree_is_rejected() -> None:
     with pytest.raises(ValueError, match="run annotate again"):
         pair_tokens(TREE, [{**PAIRS[0], "task_id": "other"}], "step")

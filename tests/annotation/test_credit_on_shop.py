@@ -1,4 +1,4 @@
-"""From trees to step credit on a domain that pays for parts of a task: annotate and rl, with the real shop and a tiny policy."""
+"""From trees to step credit with graded rewards: annotate and rl on the shop environment with a tiny policy."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ VALUES: dict[str, Any] = {
 
 
 class ShortShop:
-    """The shop for a policy that writes noise: what it says stands for a move, the expert's at times; pages are cut short."""
+    """The shop for a random policy: a hash of its text picks a move, sometimes the expert's; pages are shortened."""
 
     def __init__(self, domain: Any, folder: Path) -> None:
         self.domain, self.shop = domain, domain.make(folder)
@@ -92,13 +92,13 @@ def shop(tmp_path: Path, tiny_policy: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return StageContext("annotate", "shop", parse_params(VALUES), tmp_path, Tracker())
 
 
-def test_step_credit_on_shop(shop: StageContext):
-    """Contract: on shop, which pays for parts of what is asked, labels lie between the returns and are no shares of success, the
-    value model learns them, and rl credits turns by r + V' - V of that model: advantages of an episode's turns differ by it."""
+def test_step_credit_uses_values_of_graded_returns(shop: StageContext):
+    """Contract: labels lie between graded returns and are not success rates, the value model learns them, and rl credits turns
+    with its r + V' - V, by which the advantages of an episode's turns differ."""
     annotate.run(shop)
     rows = read_rows(shop.root / "data/annotated/shop/nodes.parquet")
     paid = {row["reward"] for row in rows} - {0.0, 1.0}
-    assert paid, "some purchases are right in part"
+    assert paid, "some purchases are partly correct"
     roots = [row for row in rows if not row["node"]]
     assert sum(row["R"] for row in roots) > sum(row["n_success"] for row in roots)
     report = read_json(shop.reports / "annotate/shop.json")["value_model"]
@@ -114,9 +114,9 @@ def test_step_credit_on_shop(shop: StageContext):
         v = values.turn_values(tokens, torch.tensor([tokens.shape[1]]), torch.tensor([starts]))[0].tolist()
         rewards = [turn["reward"] for turn in row["turns"]]
         credit = [reward + after - before for reward, before, after in zip(rewards, v, [*v[1:], 0.0], strict=True)]
-        given = [row["advantages"][turn["start"]] for turn in row["turns"]]
-        for turn in range(1, len(given)):
-            assert given[turn] - given[0] == pytest.approx(credit[turn] - credit[0], abs=1e-4)
+        advantages = [row["advantages"][turn["start"]] for turn in row["turns"]]
+        for turn in range(1, len(advantages)):
+            assert advantages[turn] - advantages[0] == pytest.approx(credit[turn] - credit[0], abs=1e-4)
             checked += 1
         assert sum(credit) == pytest.approx(row["reward"] - v[0], abs=1e-5)
     assert checked > 10

@@ -1,4 +1,4 @@
-"""Ends that eager expansion draws and rollouts whose turns become no nodes: values, limits and pairs have what they brought."""
+"""Terminal actions drawn by eager expansion, and rollouts that are not kept as nodes, count in values, limits and pairs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stages.annotation.work import ValueRequest
 
 EAGER: dict[str, Any] = {"expansion": {"kind": "eager"}, "labels": {"q": "tree"}}
 MODEL: dict[str, Any] = {**EAGER, "evaluation": {"kind": "value_model"}}
-REST: dict[str, Any] = {
+REST_MCTS: dict[str, Any] = {
     **MODEL,
     "expand_k": 3,
     "selection": {"rule": "uct_2ln", "c": 0.7, "unvisited": "bonus"},
@@ -33,8 +33,9 @@ def edge(token: int, reward: float = 0.0, end: bool = False) -> Edge:
 
 
 @pytest.mark.parametrize(("backup", "expected"), [("mean", (1.0 + 19 * 0.3) / 20), ("max", 1.0)])
-def test_a_drawn_win_counts(backup: str, expected: float):
-    """Contract: the root draws a win and an open action, the model gives 0.3 to all: of 20 visits one is the win's."""
+def test_drawn_success_counts_in_values(backup: str, expected: float):
+    """Contract: the root draws a success and an open action, the model values everything 0.3: one of 20 visits is the
+    success's."""
     tree = Tree("t", ROOT, Annotate(iterations=20, expand_k=2, backup=backup, **MODEL))
     plan = eager(tree)
     work, drawn = next(plan), 0
@@ -58,8 +59,8 @@ def test_a_drawn_win_counts(backup: str, expected: float):
 
 
 @pytest.mark.parametrize("kind", ["rollout", "mixed", "value_model"])
-def test_every_drawn_end_is_visited(kind: str):
-    """Contract: under rule first a node that was visited once more than it has children has visited each of them, ends too."""
+def test_every_drawn_terminal_is_visited(kind: str):
+    """Contract: under unvisited: first, a node with more visits than children has visited each child, terminal ones too."""
     ends, settings = 0, {**EAGER, "evaluation": {"kind": kind}, "iterations": 60, "expand_k": 5}
     for world in (3, 5):
         for tree in grow(["a", "b"], world=world, kind="sure", **settings):
@@ -71,8 +72,8 @@ def test_every_drawn_end_is_visited(kind: str):
     assert ends > 20
 
 
-def test_ends_do_not_starve_under_rule_zero():
-    """Contract: rStar-Math's children without visits score 0, but ends are backed up before their siblings."""
+def test_terminals_are_visited_under_unvisited_zero():
+    """Contract: rStar-Math scores children without visits 0, but terminal ones are backed up before their siblings."""
     settings = {**EAGER, **SIGNED, "selection": {"c": 2.0, "unvisited": "zero"}, "expand_k": 8, "cut_return": -1.0}
     for tree in grow(["a", "b", "c"], kind="sure", world=3, iterations=40, **settings):
         for node in tree.nodes:
@@ -81,10 +82,11 @@ def test_ends_do_not_starve_under_rule_zero():
                 assert all(child.N for child in below if child.ended)
 
 
-def test_a_tree_that_stops_at_a_right_end_has_visited_it():
-    """Contract: stop.value looks at ends that were backed up, so the end that finishes ReST-MCTS*'s tree is in its values."""
+def test_terminal_that_ends_the_tree_counts_in_values():
+    """Contract: stop.value considers backed-up terminal nodes, so the success that ends ReST-MCTS*'s tree counts in its
+    values."""
     finished = 0
-    for tree in grow([f"t{number}" for number in range(4)], kind="sure", world=3, iterations=50, **REST):
+    for tree in grow([f"t{number}" for number in range(4)], kind="sure", world=3, iterations=50, **REST_MCTS):
         right = [node for node in tree.nodes if node.ended and node.succeeded]
         if tree.iterations < 50:
             assert sum(node.N for node in right) == 1
@@ -92,29 +94,29 @@ def test_a_tree_that_stops_at_a_right_end_has_visited_it():
     assert finished
 
 
-THROWN_AWAY: dict[str, Any] = {**EAGER, "evaluation": {"keep_rollouts": False}}
+DISCARDED: dict[str, Any] = {**EAGER, "evaluation": {"keep_rollouts": False}}
 
 
-def test_a_success_counts_whose_turns_become_no_nodes():
-    """Contract: with keep_rollouts false the first success is the first rollout that went right, and stop.on_success ends the
+def test_success_of_discarded_rollout_ends_the_tree():
+    """Contract: with keep_rollouts: false the first success is that of the first successful rollout, and stop.on_success ends the
     tree with it."""
-    tree = Tree("t", ROOT, Annotate(**THROWN_AWAY))
+    tree = Tree("t", ROOT, Annotate(**DISCARDED))
     tree.draw(0, [edge(1), edge(2)], 1)
     tree.insert(1, [edge(3), edge(4, 0.0, end=True)], 1)
     assert tree.first_success is None
     tree.insert(2, [edge(5), edge(6, 1.0, end=True)], 2)
     assert (tree.first_success, len(tree.nodes)) == (2, 3)
     stopped = 0
-    for tree in grow([f"t{number}" for number in range(4)], iterations=40, stop={"on_success": True}, **THROWN_AWAY):
+    for tree in grow([f"t{number}" for number in range(4)], iterations=40, stop={"on_success": True}, **DISCARDED):
         wins = sum(node.n_success for node in tree.nodes if not (node.ended and not node.N))
         assert (tree.first_success == tree.iterations) == (tree.iterations < 40 or wins > 0)
         stopped += tree.iterations < 40
     assert stopped
 
 
-def test_pairs_of_rollouts_that_were_thrown_away():
-    """Contract: outcome_gate asks whether any rollout through the winner went right and any through the loser wrong."""
-    tree = Tree("t", ROOT, Annotate(**THROWN_AWAY, pairs={"min_margin": 0.5, "min_visits": 2}))
+def test_outcome_gate_counts_discarded_rollouts():
+    """Contract: outcome_gate needs a successful rollout through the winner and a failed one through the loser."""
+    tree = Tree("t", ROOT, Annotate(**DISCARDED, pairs={"min_margin": 0.5, "min_visits": 2}))
     tree.draw(0, [edge(1), edge(2), edge(3)], 1)
     for number, (start, outcome) in enumerate([(1, 1.0), (1, 1.0), (2, 0.0), (2, 1.0), (3, 0.0), (3, 0.0)], start=10):
         tree.insert(start, [edge(number, outcome, end=True)], number)
@@ -125,4 +127,4 @@ def test_pairs_of_rollouts_that_were_thrown_away():
     for start, outcome in ((1, 1.0), (1, 1.0), (2, 1.0), (2, 1.0)):
         right.insert(start, [edge(9, outcome, end=True)], 1)
     right.nodes[2].W = 0.0
-    assert pair_rows(right.rows(), right.params) == [], "no rollout through the loser went wrong"
+    assert pair_rows(right.rows(), right.params) == [], "no rollout through the loser failed"

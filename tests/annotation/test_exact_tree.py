@@ -1,4 +1,4 @@
-"""The search against a random 3-ary tree of depth 4 whose Q of the policy and Q* are known by recursion."""
+"""Tree search on a random 3-ary tree of depth 4 whose policy Q and Q* are known by recursion."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from stages.claims.known_tree import ARMS, DEPTH, actions_of, leaf, value
 MOVES = [(arm,) for arm in range(ARMS)]
 
 
-def test_rollout_labels_are_q_of_the_policy():
-    """Contract: n_success / n_rollouts is Q of the policy within sampling error at every state, while UCT steers the visits;
-    W / N at the root is above it, on its way to Q*."""
+def test_rollout_labels_estimate_policy_q():
+    """Contract: n_success / n_rollouts is the policy's Q within sampling error at every state although UCT steers the visits; W /
+    N at the root lies between it and Q*."""
     counts: dict[tuple[int, ...], list[int]] = defaultdict(lambda: [0, 0])
     tree_mean = 0.0
     trees = grow([f"t{number}" for number in range(200)], width=200, iterations=48, expand_k=4, selection={"c": 0.5})
@@ -43,7 +43,7 @@ def test_rollout_labels_are_q_of_the_policy():
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 7, 8])
 def test_max_backup_finds_the_best_arm(world: int):
-    """Contract: with max backup the value of the root becomes Q* exactly, and UCT's visits go to the best first move."""
+    """Contract: with max backup the root's value becomes exactly Q*, and UCT visits the best first move most."""
     (tree,) = grow(["a"], world=world, kind="paid", iterations=3000, expand_k=20, backup="max", selection={"c": 0.5})
     root = tree.nodes[0]
     assert len(root.children) == ARMS
@@ -53,15 +53,15 @@ def test_max_backup_finds_the_best_arm(world: int):
     assert tree.nodes[most].N > root.N / 2
 
 
-def test_mean_backup_moves_from_q_of_the_policy_to_q_star():
-    """Contract: W / N is neither: with visits it leaves the policy's value for the best one."""
+def test_mean_backup_moves_from_policy_q_towards_q_star():
+    """Contract: W / N is neither: with more visits it moves from the policy's value to the best one."""
     few, many = (grow(["a"], world=2, kind="paid", iterations=count, expand_k=20)[0].nodes[0] for count in (20, 6000))
     assert value(2, ()) < many.W / many.N < value(2, (), best=True)
     assert few.W / few.N < many.W / many.N
 
 
 def test_discounted_max_of_an_exhausted_tree():
-    """Contract: discounted max over a fully known tree is gamma^(depth) times the best leaf's pay."""
+    """Contract: discounted max of a fully explored tree is gamma^depth times the best leaf's reward."""
     (tree,) = grow(["a"], kind="paid", iterations=2500, expand_k=30, backup="discounted_max", gamma=0.9, selection={"c": 5.0})
     leaves = [node for node in tree.nodes if node.ended]
     assert len(leaves) == ARMS**DEPTH

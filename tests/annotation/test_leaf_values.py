@@ -1,4 +1,4 @@
-"""What the value model that leaves are read with learns from."""
+"""Training data of the value model that evaluates leaves."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ def row(rewards: list[float], starts: list[int], inherited: int = 0) -> dict:
     return {"task_id": "a", "turns": turns, "token_ids": list(range(20)), "reward": sum(rewards), "inherited": inherited}
 
 
-def test_histories_before_turns_learn_the_reward_still_to_come() -> None:
-    """Contract: the model learns what comes from a turn on, without what was paid before, as the backup discounts it; what a
-    branch took over counts in its parent alone."""
+def test_leaf_targets_are_rewards_to_go() -> None:
+    """Contract: the target before a turn is the reward from that turn on, discounted as in the backup; inherited turns count only
+    in the parent episode."""
     episodes = [row([0.5, 0.0, 0.25], [3, 8, 13]), row([0.0, 0.0, 1.0], [3, 8, 13], inherited=2), row([], [])]
     first, branch = episode_paths(episodes, Annotate())
     assert (first.boundaries, first.returns, first.rollouts) == ([2, 7, 12], [0.75, 0.25, 0.25], [1.0] * 3)
@@ -26,8 +26,8 @@ def test_histories_before_turns_learn_the_reward_still_to_come() -> None:
     assert episode_paths(episodes[:1], Annotate(gamma=0.5, labels={"q": "best"}))[0].returns == first.returns
 
 
-def test_returns_beyond_the_head_are_refused() -> None:
-    """Contract: a head over bins that cannot say a return is an error that names the keys, not a clipped target."""
+def test_returns_outside_the_head_are_rejected() -> None:
+    """Contract: returns outside the head's bins are an error that names the keys, not clipped targets."""
     paths = episode_paths([row([-6.0], [3])], Annotate())
     with pytest.raises(ValueError, match=r"head covers -0\.2 to 1\.2.*from -6 to -6: widen v_min and v_max"):
         fit_leaf_model(None, paths, Annotate(), 0, 64)  # type: ignore[arg-type]

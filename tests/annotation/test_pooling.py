@@ -1,4 +1,4 @@
-"""Labels are not too high among the nodes that were visited again: posterior means over the trees of a forest."""
+"""Pooled labels: posterior means over the trees of a forest, unbiased also for nodes that were revisited."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from stages.claims.label_bias import differences, grow, pooled
 
 
 def test_labels_of_lazy_trees_are_unbiased() -> None:
-    """Contract: over the labelled nodes of 480 trees of 16 iterations in worlds where Q is known, the mean of label - Q is 0 at
-    every depth, whatever number of visits the label asks for; that of the plain means is not: those visited again were lucky."""
+    """Contract: over the labelled nodes of 480 trees of 16 iterations in worlds with known Q, the mean of label - Q is 0 at every
+    depth for any min_visits; plain means are too high, since revisited nodes were lucky."""
     params = Annotate()
     forests = [grow(params, range(start, start + 48), seed=0) for start in range(0, 480, 48)]
     for visits, too_high in ((2, {3: 0.01, 4: 0.02}), (4, {2: 0.1, 3: 0.15, 4: 0.08})):
@@ -33,9 +33,9 @@ def test_labels_of_lazy_trees_are_unbiased() -> None:
             assert label.rmse < 0.9 * counted.rmse
 
 
-def test_the_posterior_does_not_ask_why_sampling_went_on() -> None:
-    """Contract: shares drawn from Beta(s m, s (1 - m)) and sampled until the first failure, six times at most: s is found again,
-    and over those sampled at least twice the posterior means are right where the plain means are far too high."""
+def test_posterior_means_are_unbiased_under_optional_stopping() -> None:
+    """Contract: for shares drawn from Beta(s m, s (1 - m)) and sampled until the first failure, at most six times, s is
+    recovered, and over those sampled at least twice posterior means are unbiased where plain means are far too high."""
     rng = np.random.default_rng(0)
     count, s, m = 4000, 4.0, 0.4
     share = rng.beta(s * m, s * (1 - m), count)
@@ -51,14 +51,15 @@ def test_the_posterior_does_not_ask_why_sampling_went_on() -> None:
 
 
 def forest(**changes: Any) -> dict[str, list[Any]]:
-    """Two trees: the root's child went right in 3 of 4, below it 2 of 2; the other tree's rollouts all failed."""
+    """Two trees: in the first the root's child succeeded in 3 of 4 rollouts, its child in 2 of 2; in the second all failed."""
     first = [row(0, -1, 8, 4), row(1, 0, 4, 3), row(2, 1, 2, 2), row(3, 2, 1, 1, end=True)]
     second = [row(0, -1, 8, 0, task_id="u"), row(1, 0, 4, 0, task_id="u")]
     return trees_of([{**one, **changes} for one in (*first, *second)])
 
 
-def test_pooled_values_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Contract: q = (c + s V(parent)) / (n + s), the root's parent being the mean over the trees; an end is known."""
+def test_pooled_values_shrink_towards_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: q = (c + s V(parent)) / (n + s), where the root's parent is the mean over the trees; terminal values are
+    exact."""
     monkeypatch.setattr(pooling, "strength", lambda *counts: 4.0)
     values = pooled_values(forest(), Annotate())
     root = (4 + 4 * 0.25) / 12
@@ -68,21 +69,21 @@ def test_pooled_values_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert values["u"] == pytest.approx([other, 4 * other / 8])
 
 
-def test_what_is_paid_counts_at_its_own_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Contract: children's values are drawn to what their parent's leaves to come: with a price of 1 a turn and outcomes from -4
-    to 0, V = 3/4 of the way up for the root makes a child's V one price higher, and labels differ by their evidence alone."""
+def test_pooling_accounts_for_step_rewards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: children shrink towards their parent's reward-to-go after the step: with a cost of 1 per turn and outcomes from
+    -4 to 0, the child's prior is the root's plus that cost, and labels differ only by their evidence."""
     monkeypatch.setattr(pooling, "strength", lambda *counts: 2.0)
     tree = [row(0, -1, 2, R=-2.0, R2=2.5), row(1, 0, 1, reward=-1.0, R=0.0, R2=0.0)]
     values = pooled_values(trees_of(tree), Annotate(returns=[-4.0, 0.0]))["t"]
-    # Of the nodes with several outcomes: 2 * 3/4 * 1/4 against (2.5 - 2^2 / 2) / 4^2.
+    # Ratio of variances over nodes with several outcomes: 2 * 3/4 * 1/4 to (2.5 - 2^2 / 2) / 4^2.
     weight = (2 * 0.75 * 0.25) / (0.5 / 16)
     assert values[0] == pytest.approx(-1.0)
     q = (weight * -1.0 + 2 * -1.0) / (weight + 2)
     assert values[1] == pytest.approx(q + 1.0)
 
 
-def test_outcomes_without_luck_stay_as_they_are() -> None:
-    """Contract: where every rollout from a node brings the same, between the ends of the range, means are exact and stay."""
+def test_deterministic_outcomes_are_not_shrunk() -> None:
+    """Contract: where all rollouts from a node have the same return, strictly within the range, means are exact and kept."""
     tree = [row(0, -1, 4, R=1.2, R2=0.36), row(1, 0, 2, R=0.6, R2=0.18), row(2, 0, 2, R=1.0, R2=0.5)]
     assert pooled_values(trees_of(tree), Annotate())["t"] == pytest.approx([0.3, 0.3, 0.5])
 
@@ -95,17 +96,16 @@ def test_outcomes_without_luck_stay_as_they_are() -> None:
         {"selection": {"rule": "random"}},
     ],
 )
-def test_plain_means_where_no_choice_went_by_outcomes(settings: dict[str, Any]) -> None:
-    """Contract: labels are shares where the number of rollouts does not depend on what they brought, and where they are asked
-    for."""
+def test_labels_are_plain_means_without_adaptive_sampling(settings: dict[str, Any]) -> None:
+    """Contract: labels are plain means where the number of rollouts does not depend on outcomes, and with pool: false."""
     rows = [one for tree in forest().values() for one in tree]
     labels = label_rows(rows, Annotate(**settings))
     assert [label["q"] for label in labels] == [label["q_rollout"] for label in labels]
     assert [label["q"] for label in label_rows(rows, Annotate())] != [label["q"] for label in labels]
 
 
-def test_a_label_depends_on_what_its_depth_says() -> None:
-    """Contract: siblings that are much alike are drawn to their parent more than those that are not."""
+def test_similar_siblings_shrink_more() -> None:
+    """Contract: similar siblings shrink to their parent more than different ones."""
     labels = defaultdict(list)
     for name, counts in (("alike", (2, 2)), ("apart", (4, 0))):
         rows = []

@@ -1,4 +1,4 @@
-"""Settings of annotate that contradict each other are refused, with the reason."""
+"""Contradictory settings of annotate are rejected with the reason."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from stages.params import ParamsError, check_domains, parse_params
 EAGER = {"kind": "eager"}
 WIDE: dict[str, Any] = {"value_model": {"head": {"v_min": -7.0, "v_max": 2.0}}}
 NARROW: dict[str, Any] = {"value_model": {"head": {"v_min": -5.0, "v_max": 1.5}}}
-THROWN_AWAY: dict[str, Any] = {"expansion": EAGER, "evaluation": {"keep_rollouts": False}}
+DISCARDED: dict[str, Any] = {"expansion": EAGER, "evaluation": {"keep_rollouts": False}}
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
         ({"gamma": 0.9, "labels": {"q": "tree"}}, "set gamma to 1"),
         ({"gamma": 0.9, "labels": {"q": "process"}}, "set gamma to 1"),
@@ -50,10 +50,10 @@ THROWN_AWAY: dict[str, Any] = {"expansion": EAGER, "evaluation": {"keep_rollouts
         ({"expansion": {"dedupe": "state"}}, "exact tokens"),
         ({"expansion": EAGER, "selection": {"unvisited": "value"}}, "set evaluation.kind to value_model"),
         ({"expansion": EAGER, "selection": {"unvisited": "bonus"}}, "set evaluation.kind to value_model"),
-        ({**THROWN_AWAY, "labels": {"q": "process"}}, "needs the ends below a step"),
-        ({**THROWN_AWAY, "labels": {"q": "best"}}, "needs the ends below a step"),
-        ({**THROWN_AWAY, "pairs": {"rule": "best_path"}}, "needs the ends below a step"),
-        ({**THROWN_AWAY, "q_model": {"kind": "trajectory_dpo"}}, "needs the ends below a step"),
+        ({**DISCARDED, "labels": {"q": "process"}}, "needs the ends below a step"),
+        ({**DISCARDED, "labels": {"q": "best"}}, "needs the ends below a step"),
+        ({**DISCARDED, "pairs": {"rule": "best_path"}}, "needs the ends below a step"),
+        ({**DISCARDED, "q_model": {"kind": "trajectory_dpo"}}, "needs the ends below a step"),
         ({"expansion": EAGER, "evaluation": {"critic": "value"}}, "needs a value model"),
         ({"expansion": EAGER, "evaluation": {"kind": "value_model"}}, "has none: set it to tree"),
         (
@@ -71,14 +71,14 @@ THROWN_AWAY: dict[str, Any] = {"expansion": EAGER, "evaluation": {"keep_rollouts
         ({"selection": {"rule": "omega"}, "evaluation": {"rollouts": 8}, "leaves_per_tree": 2}, "set leaves_per_tree to 1"),
     ],
 )
-def test_senseless_combinations_are_refused(settings: dict[str, Any], says: str):
-    """Contract: what would have no effect, or no meaning, ends before anything is run and says why."""
-    with pytest.raises(ValueError, match=says):
+def test_conflicting_settings_are_rejected(settings: dict[str, Any], message: str):
+    """Contract: settings that would have no effect or no meaning are rejected before anything runs."""
+    with pytest.raises(ValueError, match=message):
         Annotate(**settings)
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
         ({"selection": {"omega": {"alpha": 0.1}}}, "selection.omega has no effect: it needs rule: omega"),
         ({"selection": {"decay_to": 0.5}}, "selection.decay_to has no effect: it needs decay: linear or exponential"),
@@ -104,14 +104,14 @@ def test_senseless_combinations_are_refused(settings: dict[str, Any], says: str)
         ({"progress": {"head": {"loss": "c51"}}}, "progress.head has no effect: it needs kind: spa"),
     ],
 )
-def test_what_nothing_reads_is_refused(settings: dict[str, Any], says: str):
-    """Contract: no setting is passed over in silence; the message says what would read it and what to set it to."""
-    with pytest.raises(ValueError, match=says):
+def test_settings_without_effect_are_rejected(settings: dict[str, Any], message: str):
+    """Contract: the message says what would read the setting and what to set it to."""
+    with pytest.raises(ValueError, match=message):
         Annotate(**settings)
 
 
-def test_states_are_read_where_there_are_some():
-    """Contract: a value model on the policy's states needs the engine that has them; one of its own does not."""
+def test_policy_backbone_needs_the_torch_engine():
+    """Contract: a value model on the policy's hidden states needs the torch engine; one with its own backbone does not."""
     values: dict[str, Any] = {
         "domains": ["search"],
         "per_domain": {"search": {}},
@@ -124,28 +124,29 @@ def test_states_are_read_where_there_are_some():
     parse_params(values)
 
 
-def test_whole_episodes_are_learnt_from_where_they_are_kept():
-    """Contract: methods on pairs of whole episodes need rollouts as nodes; those on steps, or that play, do not."""
-    values: dict[str, Any] = {"domains": ["search"], "per_domain": {"search": {}}, "annotate": THROWN_AWAY}
+def test_episode_preferences_need_kept_rollouts():
+    """Contract: methods on pairs of whole episodes need rollouts as nodes; methods on steps, and those that play episodes, do
+    not."""
+    values: dict[str, Any] = {"domains": ["search"], "per_domain": {"search": {}}, "annotate": DISCARDED}
     with pytest.raises(ParamsError, match="keep_rollouts: false does not keep"):
         parse_params({**values, "rl": {"algorithm": "dpo"}})
     parse_params({**values, "rl": {"algorithm": "step_dpo"}})
     parse_params({**values, "rl": {"algorithm": "grpo"}})
 
 
-def test_returns_of_dense_rewards_are_counted_on():
-    """Contract: labels that are returns lie where returns do, and heads and margins have room for them."""
+def test_value_ranges_follow_the_returns():
+    """Contract: labels that are returns have the returns' range, and heads and margins allow for it."""
     for q in ("rollout", "best"):
-        given = Annotate(returns=[-6.0, 0.0], labels={"q": q}, pairs={"min_margin": 5.0}, **WIDE)
-        assert value_range(given) == q_range(given) == (-6.0, 0.0)
+        params = Annotate(returns=[-6.0, 0.0], labels={"q": q}, pairs={"min_margin": 5.0}, **WIDE)
+        assert value_range(params) == q_range(params) == (-6.0, 0.0)
     tree = Annotate(returns=[-6.0, 0.0], labels={"q": "tree"}, pairs={"min_margin": 1.0}, q_model={"kind": "regression"}, **WIDE)
     assert (value_range(tree), q_range(tree)) == ((-6.0, 0.0), (0.0, 1.0))
-    assert value_range(Annotate(returns=[-6.0, 0.0], labels={"q": "hard"})) == (0.0, 1.0), "whether any succeeded"
+    assert value_range(Annotate(returns=[-6.0, 0.0], labels={"q": "hard"})) == (0.0, 1.0), "hard labels are 0 or 1"
 
 
-def test_the_default_support_lies_around_the_returns():
-    """Contract: the head's default support, a fifth beyond [0, 1] on either side, is laid around other returns in the same way; a
-    support that was chosen stays, and so does that of shares."""
+def test_default_head_support_follows_the_returns():
+    """Contract: the head's default support, a fifth beyond [0, 1] on either side, is scaled to other returns; an explicit support
+    stays, and so does the default for shares."""
     head = value_head(Annotate(returns=[-6.0, 0.0]))
     assert (head.v_min, head.v_max) == pytest.approx((-7.2, 1.2))
     assert value_head(Annotate()) == Annotate().value_model.head
@@ -154,7 +155,7 @@ def test_the_default_support_lies_around_the_returns():
 
 
 ANNOTATED, OTHER_REWARDS = {"credit": {"kind": "annotated"}}, "credit.kind: annotated .*set rl.reward.kind and density to env"
-UNSUITED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+UNSUITABLE: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (ANNOTATED, {"labels": {"q": "hard"}}, "labels.q 'hard' .* set q to rollout, tree or best, or kind to outcome"),
     (ANNOTATED, {"labels": {"q": "process"}}, "rl.credit.kind: annotated .*labels.q 'process'"),
     (ANNOTATED, {"gamma": 0.9}, "annotate.gamma is 0.9: set it to 1"),
@@ -170,18 +171,18 @@ UNSUITED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("rl", "annotate", "says"), UNSUITED)
-def test_values_that_do_not_estimate_the_return_are_refused(rl: dict[str, Any], annotate: dict[str, Any], says: str):
-    """Contract: what reads the step-value model needs estimates of the environment's undiscounted return; elsewhere the
-    message names the reader and the remedy."""
-    with pytest.raises(ParamsError, match=says):
+@pytest.mark.parametrize(("rl", "annotate", "message"), UNSUITABLE)
+def test_values_that_do_not_estimate_the_return_are_rejected(rl: dict[str, Any], annotate: dict[str, Any], message: str):
+    """Contract: readers of the step-value model need estimates of the environment's undiscounted return; the message names the
+    reader and the remedy."""
+    with pytest.raises(ParamsError, match=message):
         parse_params({"domains": ["wordle"], "per_domain": {"wordle": {"rl": rl, "annotate": annotate}}})
 
 
 @pytest.mark.parametrize("q", ["rollout", "tree", "best"])
-def test_step_credit_goes_with_any_returns(q: str):
-    """Contract: with labels that are returns, step credit and a critic that starts from the step-value model know the returns of
-    any domain: from -6 to 0 in wordle, graded ones in shop."""
+def test_step_credit_supports_any_returns(q: str):
+    """Contract: with labels that are returns, step credit and a critic initialised from the step-value model accept any domain's
+    returns: -6 to 0 in wordle, graded ones in shop."""
     wide = {"v_min": -7.2, "v_max": 1.2}
     lmrl = {"environment": {"reward": "lmrl"}, "annotate": {"returns": [-6.0, 0.0], "labels": {"q": q}}}
     shop = {"annotate": {"labels": {"q": q}}}

@@ -1,4 +1,4 @@
-"""Labels and targets are the reward still to come, whatever is paid on the way: every way through small tasks, beside exact V."""
+"""Labels and targets are the reward-to-go for any reward structure: every path through small tasks, compared with exact V."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stages.environments.registry import load_domain, returns_of
 from stages.records.task import SUCCESS_TERM
 
 MOVES = 3
-"""The policy draws one of so many numbers, evenly; which move a number stands for depends on the state."""
+"""The policy draws one of this many numbers uniformly; the state decides which move a number means."""
 DOMAINS: dict[str, tuple[dict[str, Any], int]] = {
     "search": ({"max_turns": 4}, 4),
     "shop": ({"max_turns": 5}, 5),
@@ -29,11 +29,11 @@ DOMAINS: dict[str, tuple[dict[str, Any], int]] = {
     "keydoor": ({"progress_reward": 0.5, "max_turns": 5}, 5),
     "calculator": ({"reward": "progress", "max_turns": 4}, 4),
 }
-"""Name -> settings and turns: success alone at the end; a graded end; a price on every turn; sub-goals; progress."""
+"""Name -> settings and turns. Rewards: success at the end; graded; a cost per turn; sub-goals; progress."""
 
 
 class World:
-    """One task, and what every move in it brings."""
+    """One task, and the result of every move in it."""
 
     def __init__(self, name: str, folder: Path) -> None:
         settings, self.turns = DOMAINS[name]
@@ -46,19 +46,19 @@ class World:
         self.step = cache(self._step)
 
     def _moves(self) -> list[str]:
-        """The expert's move and others that the state admits."""
+        """The expert's move and some others that the state admits."""
         admitted, best = list(self.environment.admissible()), self.domain.expert(self.environment)
         moves = [*([best] if best else []), *[move for move in admitted if "buy" in move], *admitted[:1], *admitted[-1:]]
         return list(dict.fromkeys(moves))
 
-    def _step(self, way: tuple[int, ...]) -> tuple[Any, int]:
-        """The last step of a way, and the number that its move is known by in the tree."""
+    def _step(self, numbers: tuple[int, ...]) -> tuple[Any, int]:
+        """The last step of a path, and the number of its move in the tree."""
         self.environment.restore(self.start)
-        for at, number in enumerate(way):
+        for index, number in enumerate(numbers):
             moves = self._moves()
             move = number % len(moves)
             step = self.environment.step(moves[move])
-            assert not step.done or at == len(way) - 1
+            assert not step.done or index == len(numbers) - 1
         return step, move
 
 
@@ -70,8 +70,8 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Worlds:
     return cache(lambda name: World(name, tmp_path_factory.mktemp(name)))
 
 
-class Played:
-    """A world whose every sequence of numbers was played once, as rollouts of the policy from the start."""
+class Enumerated:
+    """A world in which every sequence of numbers was played once, as rollouts of the policy from the start."""
 
     def __init__(self, world: World, **params: Any) -> None:
         self.step, self.value = world.step, cache(self._value)
@@ -95,16 +95,16 @@ class Played:
             if step.done:
                 return
 
-    def _value(self, way: tuple[int, ...] = ()) -> float:
-        """V of the policy after a way, by recursion."""
-        return sum(self.q((*way, number)) for number in range(MOVES)) / MOVES
+    def _value(self, numbers: tuple[int, ...] = ()) -> float:
+        """V of the policy after a path, by recursion."""
+        return sum(self.q((*numbers, number)) for number in range(MOVES)) / MOVES
 
-    def q(self, way: tuple[int, ...]) -> float:
-        """Q of the last move of a way."""
-        step, _ = self.step(way)
-        return step.reward + (0.0 if step.done else self.params.gamma * self.value(way))
+    def q(self, numbers: tuple[int, ...]) -> float:
+        """Q of the last move of a path."""
+        step, _ = self.step(numbers)
+        return step.reward + (0.0 if step.done else self.params.gamma * self.value(numbers))
 
-    def way(self, node: int) -> tuple[int, ...]:
+    def numbers(self, node: int) -> tuple[int, ...]:
         return tuple(self.tree.nodes[index].edge.token_ids[0] for index in self.tree.path(node)[1:])
 
 
@@ -112,37 +112,36 @@ class Played:
     ("name", "more"),
     [(name, more) for name in DOMAINS for more in ({}, {"q": "tree"})] + [("wordle", {"gamma": 0.5}), ("shop", {"gamma": 0.5})],
 )
-def test_labels_are_the_reward_still_to_come(worlds: Worlds, name: str, more: dict[str, Any]):
-    """Contract: when every way of the policy was played once, q of a step is Q of the policy, its advantage is Q - V, and the
-    step-value model's target at every history is V: rewards paid before count nowhere."""
-    played = Played(worlds(name), **more)
-    rows = played.tree.rows()
+def test_labels_are_the_reward_to_go(worlds: Worlds, name: str, more: dict[str, Any]):
+    """Contract: with every path of the policy played once, q of a step is the policy's Q, its advantage is Q - V, and the
+    step-value model's target at every history is V; earlier rewards do not count."""
+    enumerated = Enumerated(worlds(name), **more)
+    rows = enumerated.tree.rows()
     paid = {row["reward"] for row in rows} - {0.0, 1.0}
-    assert bool(paid) == (name != "search"), "the domain pays as it is here to pay"
-    labels = label_rows(rows, played.params)
+    assert bool(paid) == (name != "search"), "the domain has the rewards assumed here"
+    labels = label_rows(rows, enumerated.params)
     assert len(labels) == len(rows)
-    low, high = played.params.returns
-    # The tree counts a return as the share of the way from the worst to the best.
+    low, high = enumerated.params.returns
+    # The tree scales returns to [0, 1].
     unit, zero = (1.0 / (high - low), -low / (high - low)) if "q" in more else (1.0, 0.0)
     for label in labels[1:]:
-        way = played.way(label["node"])
-        assert label["q"] == pytest.approx(zero + unit * played.q(way)), way
-        assert label["advantage"] == pytest.approx(unit * (played.q(way) - played.value(way[:-1]))), way
+        numbers = enumerated.numbers(label["node"])
+        assert label["q"] == pytest.approx(zero + unit * enumerated.q(numbers)), numbers
+        assert label["advantage"] == pytest.approx(unit * (enumerated.q(numbers) - enumerated.value(numbers[:-1]))), numbers
     found = 0
-    for path in value_paths(rows, played.params):
+    for path in value_paths(rows, enumerated.params):
         for boundary, total, count in zip(path.boundaries, path.returns, path.rollouts, strict=True):
-            way = tuple(token for token in path.token_ids[: boundary + 1] if token < MOVES + 1)
-            assert total / count == pytest.approx(played.value(way)), way
+            numbers = tuple(token for token in path.token_ids[: boundary + 1] if token < MOVES + 1)
+            assert total / count == pytest.approx(enumerated.value(numbers)), numbers
             found += 1
     assert found == sum(not (row["terminal"] or row["truncated"]) for row in rows)
 
 
-def test_where_success_alone_pays_labels_are_its_share(worlds: Worlds):
-    """Contract: with rewards of 0 and 1 at the end alone, plain labels are the share of successes, to the bit, and tree and
-    process values are what they are."""
-    played = Played(worlds("search"))
-    rows = played.tree.rows()
-    labels = {label["node"]: label for label in label_rows(rows, played.params)}
+def test_labels_of_sparse_rewards_are_success_rates(worlds: Worlds):
+    """Contract: with rewards of 0 and 1 only at the end, plain labels are exactly the success rate, and q_tree is W / N."""
+    enumerated = Enumerated(worlds("search"))
+    rows = enumerated.tree.rows()
+    labels = {label["node"]: label for label in label_rows(rows, enumerated.params)}
     for row in rows:
         share = row["n_success"] / row["n_rollouts"]
         assert labels[row["node"]]["q"] == labels[row["node"]]["q_rollout"] == share
@@ -151,45 +150,53 @@ def test_where_success_alone_pays_labels_are_its_share(worlds: Worlds):
 
 
 @pytest.mark.parametrize("name", list(DOMAINS))
-def test_step_credit_of_exact_values_is_the_advantage(worlds: Worlds, name: str):
-    """Contract: with the targets that the step-value model learns, r + V' - V is the exact advantage of every turn of every
-    episode, and sums to the episode's return less V of its start."""
-    played = Played(worlds(name))
+def test_step_credit_of_exact_values_is_the_exact_advantage(worlds: Worlds, name: str):
+    """Contract: with the step-value model's targets r + V' - V is the exact advantage of every turn of every episode, and sums to
+    the return minus V of the start."""
+    enumerated = Enumerated(worlds(name))
     values = {
         tuple(token for token in path.token_ids[: boundary + 1] if token < MOVES + 1): total / count
-        for path in value_paths(played.tree.rows(), played.params)
+        for path in value_paths(enumerated.tree.rows(), enumerated.params)
         for boundary, total, count in zip(path.boundaries, path.returns, path.rollouts, strict=True)
     }
-    ways = [played.way(node.index) for node in played.tree.nodes if node.ended]
-    longest = max(map(len, ways))
-    turns = torch.tensor([len(way) for way in ways])
-    states = [[values.get(way[:turn], 0.0) if turn < len(way) else 0.0 for turn in range(longest + 1)] for way in ways]
-    rewards = [[played.step(way[: turn + 1])[0].reward if turn < len(way) else 0.0 for turn in range(longest)] for way in ways]
+    paths = [enumerated.numbers(node.index) for node in enumerated.tree.nodes if node.ended]
+    longest = max(map(len, paths))
+    turns = torch.tensor([len(numbers) for numbers in paths])
+    states = [
+        [values.get(numbers[:turn], 0.0) if turn < len(numbers) else 0.0 for turn in range(longest + 1)] for numbers in paths
+    ]
+    rewards = [
+        [enumerated.step(numbers[: turn + 1])[0].reward if turn < len(numbers) else 0.0 for turn in range(longest)]
+        for numbers in paths
+    ]
     found = {StepValues: StepValues(torch.tensor(states))}
     real = torch.arange(longest)[None, :] < turns[:, None]
     batch = SimpleNamespace(turns=turns, turn_rewards=torch.tensor(rewards), real_turns=real, get=found.get)
     credit = turn_credit(batch)  # type: ignore[arg-type]
     advantages = torch.tensor(
         [
-            [played.q(way[: turn + 1]) - played.value(way[:turn]) if turn < len(way) else 0.0 for turn in range(longest)]
-            for way in ways
+            [
+                enumerated.q(numbers[: turn + 1]) - enumerated.value(numbers[:turn]) if turn < len(numbers) else 0.0
+                for turn in range(longest)
+            ]
+            for numbers in paths
         ]
     )
     torch.testing.assert_close(credit, advantages, atol=1e-5, rtol=0)
-    torch.testing.assert_close(credit.sum(1), batch.turn_rewards.sum(1) - played.value(), atol=1e-5, rtol=0)
+    torch.testing.assert_close(credit.sum(1), batch.turn_rewards.sum(1) - enumerated.value(), atol=1e-5, rtol=0)
     assert advantages.abs().max() > 0.05
 
 
-def test_best_values_count_no_reward_twice():
-    """Contract: on a way that pays 0.2, 0.3 and 0.5, labels by `best` are what is still to be had from each action on, and the
-    step-value model learns what is still to be had after it; advantages of the best way are 0."""
+def test_best_labels_count_no_reward_twice():
+    """Contract: on a path with rewards 0.2, 0.3 and 0.5, labels by `best` are the best reward from each action on, the step-value
+    targets the best reward after it; advantages of the best path are 0."""
     tree = Tree("t", Edge("", (), (), "", (20,), 0.0, False, False, ""), Annotate(labels={"q": "best", "min_visits": 1}))
-    ways = [[(1, 0.2), (1, 0.3), (1, 0.5)], [(1, 0.2), (2, 0.1)]]
-    for number, way in enumerate(ways, start=1):
-        last = len(way) - 1
+    paths = [[(1, 0.2), (1, 0.3), (1, 0.5)], [(1, 0.2), (2, 0.1)]]
+    for number, steps in enumerate(paths, start=1):
+        last = len(steps) - 1
         edges = [
             Edge(str(token), (token,), (-1.0,), "", () if place == last else (11,), reward, place == last, False, "")
-            for place, (token, reward) in enumerate(way)
+            for place, (token, reward) in enumerate(steps)
         ]
         tree.insert(0, edges, number)
     rows = tree.rows()

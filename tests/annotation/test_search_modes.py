@@ -1,4 +1,4 @@
-"""Everything beside the default search: eager expansion, value models, OmegaPRM, several leaves at once, limits of a tree."""
+"""Search modes beyond the default: eager expansion, value models, OmegaPRM, several leaves at once, limits of a tree."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MODEL = {**EAGER, "evaluation": {"kind": "value_model"}, "labels": {"q": "tree"}
 MODES: dict[str, dict[str, Any]] = {
     "eager": {**EAGER, "labels": {"q": "tree"}},
     "eager_state": {"expansion": {"kind": "eager", "dedupe": "state", "drop_refused": True}, "evaluation": {"rollouts": 2}},
-    "thrown_away": {**EAGER, "evaluation": {"keep_rollouts": False}, "labels": {"q": "tree"}},
+    "discarded": {**EAGER, "evaluation": {"keep_rollouts": False}, "labels": {"q": "tree"}},
     "value_model": MODEL,
     "rest": {
         **MODEL,
@@ -65,9 +65,9 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_one_tree_or_many_and_stored_or_live(tmp_path, mode: str):
-    """Contract: in every mode a tree has the same bytes alone and among others, in another order of turns, and its labels, pairs
-    and values follow from the stored rows alone."""
+def test_tree_is_the_same_alone_and_among_others(tmp_path, mode: str):
+    """Contract: in every mode a tree has the same bytes alone and among others, with turns in another order, and its labels,
+    pairs and values follow from the stored rows."""
     settings = {"iterations": 20, "expand_k": 3, **MODES[mode]}
     together = grow([f"task{number:02d}" for number in range(10)], width=7, **settings)
     for tree in together[::4]:
@@ -85,9 +85,9 @@ def test_one_tree_or_many_and_stored_or_live(tmp_path, mode: str):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_visits_add_up(mode: str):
+def test_visit_counts_are_consistent(mode: str):
     """Contract: root N = iterations x rollouts; N = the children's N + the node's own evaluations, which an inner node has only
-    from the value model or as the start of rollouts without a child; nothing is left pending."""
+    from a value model or from discarded rollouts; nothing stays pending."""
     for tree in grow(["a", "b"], **{"iterations": 20, "expand_k": 3, **MODES[mode]}):
         params = tree.params
         if params.selection.rule not in ("flat", "omega") and params.stop.policy_tokens is None:
@@ -106,8 +106,8 @@ def test_visits_add_up(mode: str):
                 assert below == pytest.approx(node.W)
 
 
-def test_eager_expansion_draws_once_and_drops_what_repeats():
-    """Contract: a node is drawn at once, `expand_k` actions; equal ones count as one, and children wait without visits."""
+def test_eager_expansion_draws_once_and_drops_duplicates():
+    """Contract: `expand_k` actions are drawn at once; equal ones count as one, and children start without visits."""
     (tree,) = grow(["a"], iterations=1, expand_k=12, **EAGER)
     root = tree.nodes[0]
     drawn = [tree.nodes[index] for index in root.children]
@@ -118,8 +118,8 @@ def test_eager_expansion_draws_once_and_drops_what_repeats():
     assert drawn[0].n_rollouts == 1
 
 
-class Grumpy(World):
-    """Refuses move 0; move 2 leads where move 1 does."""
+class RejectingWorld(World):
+    """Rejects move 0; moves 1 and 2 lead to the same state."""
 
     def step(self, action: str):
         if len(self.actions) < DEPTH:
@@ -129,25 +129,24 @@ class Grumpy(World):
         return super().step(action)
 
 
-class GrumpyPool(Pool):
+class RejectingPool(Pool):
     def take(self) -> World:
-        return self.free.pop() if self.free else Grumpy()
+        return self.free.pop() if self.free else RejectingWorld()
 
 
 @pytest.mark.parametrize(
     ("expansion", "children", "refused"),
     [({}, 3, 0), ({"dedupe": "state"}, 2, 0), ({"dedupe": "state", "drop_refused": True}, 1, 1)],
 )
-def test_equal_states_and_refused_actions(expansion: dict[str, Any], children: int, refused: int):
-    """Contract: dedupe state makes one child of actions that lead to one state; drop_refused leaves out what was refused."""
+def test_dedupe_by_state_and_drop_refused(expansion: dict[str, Any], children: int, refused: int):
+    """Contract: dedupe: state merges actions that lead to one state; drop_refused omits rejected actions."""
     params = Annotate(iterations=1, expand_k=12, expansion={"kind": "eager", **expansion})
-    (tree,) = Search(FakeEngine(), Chat(), GrumpyPool(), params, 5, 10_000).grow([task("a")])
+    (tree,) = Search(FakeEngine(), Chat(), RejectingPool(), params, 5, 10_000).grow([task("a")])
     assert len(tree.nodes[0].children) == children
     assert bool(tree.counters["refused_draws"]) == bool(refused)
 
 
-def test_text_makes_actions_equal():
-    """Contract: dedupe text ignores case and white space, tokens do not."""
+def test_dedupe_by_text_ignores_case_and_whitespace():
     edges = [
         Edge(text, (number,), (-1.0,), "", (11,), 0.0, False, False, str(number)) for number, text in enumerate(["Go  n", "go n"])
     ]
@@ -159,8 +158,8 @@ def test_text_makes_actions_equal():
 ROOT = Edge("", (), (), "", (20,), 0.0, False, False, "")
 
 
-def test_leaves_are_read_in_one_batch_over_all_trees():
-    """Contract: what all trees wait for is read at once, each history once, in the tree's units."""
+def test_leaves_of_all_trees_are_evaluated_in_one_batch():
+    """Contract: the leaves that all trees wait for are evaluated together, each history once, in the tree's units."""
     engine = FakeEngine(width=64)
     reader = ExactReader(engine)
     params = Annotate(iterations=8, expand_k=3, **SIGNED, **MODEL)
@@ -173,16 +172,16 @@ def test_leaves_are_read_in_one_batch_over_all_trees():
         read = [node for node in tree.nodes if node.model_value is not None and not node.ended]
         assert len(read) == tree.counters["values_read"]
         assert all(node.model_value == pytest.approx(2 * value(0, actions_of(tree, node.index)) - 1) for node in read)
-    assert not engine.sessions, "sessions left open"
+    assert not engine.sessions, "open sessions"
 
 
-def test_a_value_model_search_without_one_is_refused():
+def test_search_without_its_value_model_is_rejected():
     with pytest.raises(ValueError, match="needs a value model"):
         Search(FakeEngine(), Chat(), Pool(), Annotate(**MODEL), 0, 10_000)
 
 
-def test_look_ahead_takes_half_of_the_best_value_ahead():
-    """Contract: V <- V/2 + (largest V along the greedy turns)/2, once, at the leaf; without it the leaf's own V."""
+def test_lookahead_averages_leaf_value_and_best_future_value():
+    """Contract: V <- V/2 + (largest V along the greedy turns)/2, once, at the leaf; without lookahead the leaf's own V."""
     (plain,) = grow(["a"], iterations=1, **MODEL)
     settings = {**MODEL, "evaluation": {"kind": "value_model", "lookahead": 2}}
     (tree,) = grow(["a"], iterations=1, **settings)
@@ -193,16 +192,16 @@ def test_look_ahead_takes_half_of_the_best_value_ahead():
     assert tree.nodes[0].value == pytest.approx(0.5 * value(0, ()) + 0.5 * max(ahead))
 
 
-def test_a_mixture_is_a_mixture():
-    """Contract: what is backed up is (1 - share) * return + share * V of the leaf; rollouts count apart."""
+def test_mixed_evaluation_weights_return_and_value():
+    """Contract: (1 - share) * return + share * V of the leaf is backed up; rollouts are counted separately."""
     (tree,) = grow(["a"], iterations=1, evaluation={"kind": "mixed", "value_share": 0.25})
     outcome = tree.nodes[-1].total
     assert tree.nodes[0].value == pytest.approx(0.75 * outcome + 0.25 * value(0, ()))
     assert (tree.nodes[0].n_rollouts, tree.nodes[0].n_success) == (1, outcome)
 
 
-def test_signed_rewards_and_cut_episodes():
-    """Contract: reward_range [-1, 1] makes W of outcomes 1, 1, 0, 1 equal to 2; a cut episode counts as cut_return."""
+def test_signed_rewards_and_truncated_episodes():
+    """Contract: with reward_range [-1, 1] outcomes 1, 1, 0, 1 give W = 2; a truncated episode counts as cut_return."""
     tree = Tree("t", ROOT, Annotate(**SIGNED, expand_k=9))
     for token, outcome in enumerate([1.0, 1.0, 0.0, 1.0]):
         tree.insert(0, [Edge("", (token,), (), "", (), outcome, True, False, "")], token + 1)
@@ -240,16 +239,16 @@ def test_bisection_finds_the_first_error(error: int):
     assert 8 * len(measured) == 32
     assert tree.iterations == 1
     path = tree.path(16)
-    # What was measured pins the error down: right states before it, wrong ones from it on.
-    rights = [depth for depth in measured if depth < error]
-    wrongs = [depth for depth in measured if depth >= error]
-    assert max(rights, default=0) == error - 1
-    assert min(wrongs, default=16) == error
+    # The measurements locate the error: MC 1 before it, 0 from it on.
+    before = [depth for depth in measured if depth < error]
+    from_error = [depth for depth in measured if depth >= error]
+    assert max(before, default=0) == error - 1
+    assert min(from_error, default=16) == error
     assert first_error(tree.rows(), 16) == (path[error] if error < 16 else 16)
 
 
 def test_equal_rollouts_are_searched_once():
-    """Contract: of four rollouts from the start three are the same wrong one, which is searched once."""
+    """Contract: of four rollouts from the root three are the same failure, which is searched once."""
     tree = Tree("t", ROOT, Annotate(iterations=9, selection={"rule": "omega", "c": 0.125}, evaluation={"rollouts": 4}))
     plan = omega(tree)
     next(plan)
@@ -264,19 +263,20 @@ def test_equal_rollouts_are_searched_once():
     assert tree.iterations == 1
 
 
-def test_a_searched_rollout_is_never_searched_again():
-    """Contract: the pool holds wrong rollouts of states with 0 < MC < 1; each is searched once, and without any the tree ends."""
+def test_each_rollout_is_searched_at_most_once():
+    """Contract: the pool holds failed rollouts of states with 0 < MC < 1; each is searched once, and a tree with an empty pool
+    ends."""
     for tree in grow([f"t{number}" for number in range(6)], iterations=500, **MODES["omega"]):
         assert tree.iterations < 500
         measured = {node.index for node in tree.nodes if node.n_rollouts >= 4}
         assert 4 * max(1, len(measured)) >= tree.nodes[0].N
-    certain = grow(["a"], kind="paid", iterations=3, **MODES["omega"])  # no return reaches 1: MC is 0
+    certain = grow(["a"], kind="paid", iterations=3, **MODES["omega"])  # no return reaches 1, so MC is 0
     assert certain[0].iterations == 0
     assert certain[0].nodes[0].N == 4
 
 
 def test_flat_measures_every_state_of_a_solution():
-    """Contract: one solution of M steps takes M measurements of k rollouts, and each state's MC is theirs."""
+    """Contract: every state of a solution is measured by k rollouts, which give its MC."""
     settings = {"selection": {"rule": "flat"}, "evaluation": {"rollouts": 6}}
     for tree in grow(["a", "b"], iterations=1, **settings):
         assert tree.nodes[0].N == 1 + 6 * (DEPTH + 1)
@@ -290,8 +290,8 @@ def test_flat_measures_every_state_of_a_solution():
 
 
 @pytest.mark.parametrize("virtual", ["wu_uct", "loss"])
-def test_pending_visits_are_taken_back_exactly(virtual: str):
-    """Contract: after four leaves at once, counts and values are those of the rollouts entered one by one."""
+def test_pending_visits_are_reverted_exactly(virtual: str):
+    """Contract: with four leaves at once, counts and values are those of the rollouts inserted one by one."""
     (tree,) = grow(["a"], iterations=40, expand_k=3, leaves_per_tree=4, virtual=virtual)
     again = Tree("a", tree.nodes[0].edge, tree.params)
     for node in sorted((node for node in tree.nodes if node.ended), key=lambda node: node.iteration):
@@ -303,15 +303,15 @@ def test_pending_visits_are_taken_back_exactly(virtual: str):
     assert all(node.pending == 0 for node in tree.nodes)
 
 
-def test_four_leaves_at_once_cost_the_visits_of_four():
-    """Contract: iterations count leaves, whichever number is evaluated at once, and the last sweep is no larger than the rest."""
+def test_iterations_count_leaves_for_any_batch_size():
+    """Contract: iterations count leaves, however many are evaluated at once; the last batch is no larger than what remains."""
     for leaves in (1, 3, 7):
         (tree,) = grow(["a"], iterations=20, expand_k=3, leaves_per_tree=leaves)
         assert tree.iterations == tree.nodes[0].N == 20
 
 
-def test_a_sweep_spreads_over_the_tree():
-    """Contract: leaves under way keep the others off: with the same statistics a second descent goes elsewhere."""
+def test_pending_leaf_diverts_the_next_descent():
+    """Contract: with equal statistics a second descent avoids the pending leaf."""
     for rule in ("wu_uct", "loss"):
         tree = Tree("t", ROOT, Annotate(expand_k=2, virtual=rule, leaves_per_tree=2))
         for token, outcome in enumerate([0.6, 0.5]):
@@ -330,24 +330,23 @@ def test_a_sweep_spreads_over_the_tree():
 # ---- limits -----------------------------------------------------------------------------------------------------------------
 
 
-def test_budgets_end_a_tree_between_iterations():
+def test_budget_ends_a_tree_between_iterations():
     """Contract: a tree stops with the iteration that reaches its budget of environment steps or tokens."""
     for name, counter in (("environment_steps", "environment_steps"), ("policy_tokens", "policy_tokens")):
         (tree,) = grow(["a"], iterations=500, expand_k=3, stop={name: 40})
-        most = 2 * (DEPTH + 1) if name == "policy_tokens" else 2 * DEPTH + 1
-        assert 40 <= tree.counters[counter] < 40 + most
+        overshoot = 2 * (DEPTH + 1) if name == "policy_tokens" else 2 * DEPTH + 1
+        assert 40 <= tree.counters[counter] < 40 + overshoot
         assert tree.nodes[0].N == tree.iterations < 500
 
 
-def test_a_tree_goes_on_a_little_after_its_first_success():
-    """Contract: stop.extra_after_success iterations follow the first success."""
+def test_extra_iterations_follow_the_first_success():
     for tree in grow([f"t{n}" for n in range(8)], iterations=64, expand_k=3, stop={"on_success": True, "extra_after_success": 5}):
         first = tree.first_success
         assert tree.iterations == (64 if first is None else min(64, first + 5))
 
 
-def test_a_tree_stops_at_a_value_of_the_model():
-    """Contract: stop.value ends a tree once the model gives a history so much, success or not."""
+def test_stop_value_ends_a_tree():
+    """Contract: a tree ends once the model's value of a history reaches stop.value, with or without success."""
     best = max(value(2, (a, b)) for a in range(3) for b in range(3))
     (tree,) = grow(["a"], world=2, iterations=400, expand_k=6, stop={"value": best - 1e-9}, **MODEL)
     assert max(node.model_value or 0.0 for node in tree.nodes) >= best - 1e-9
@@ -355,7 +354,7 @@ def test_a_tree_stops_at_a_value_of_the_model():
 
 
 def test_depth_one_is_a_bandit():
-    """Contract: at max_depth 1 the tree is the root and its arms; the best arm gets most visits."""
+    """Contract: at max_depth 1 the tree is the root and its arms, and the best arm gets most visits."""
 
     class Bandit(World):
         def step(self, action: str):
@@ -374,42 +373,41 @@ def test_depth_one_is_a_bandit():
     assert arms[1].N > 200
 
 
-def test_an_exact_value_model_finds_the_best_first_move_with_fewer_tokens():
-    """Contract: leaves valued by the model instead of by rollouts: no rollout is played, and visits go to the better moves."""
+def test_exact_value_model_finds_good_first_moves_without_rollouts():
+    """Contract: no rollout is played, and the better moves get the visits."""
     for world in (1, 2, 4):
         (tree,) = grow(["a"], world=world, iterations=200, expand_k=12, selection={"c": 0.2}, **MODEL)
         root = tree.nodes[0]
         assert all(node.n_rollouts <= node.ended for node in tree.nodes)
-        most = max(root.children, key=lambda index: tree.nodes[index].N)
+        most_visited = max(root.children, key=lambda index: tree.nodes[index].N)
         best = max(((arm,) for arm in range(ARMS)), key=lambda move: value(world, move, best=True))
-        assert value(world, actions_of(tree, most), best=True) >= 0.8 * value(world, best, best=True)
+        assert value(world, actions_of(tree, most_visited), best=True) >= 0.8 * value(world, best, best=True)
 
 
-def test_random_selection_follows_no_value():
-    """Contract: the control visits siblings alike, whatever they brought."""
+def test_random_selection_ignores_values():
+    """Contract: the control visits siblings equally often, whatever their outcomes."""
     (tree,) = grow(["a"], kind="paid", iterations=1500, expand_k=6, selection={"rule": "random"})
     visits = [tree.nodes[index].N for index in tree.nodes[0].children]
     assert max(visits) < 1.35 * min(visits)
 
 
-def test_an_environment_that_forgets_its_random_state_is_refused():
-    """Contract: a state that differs when it is come back to ends the search, and the message says where."""
+def test_incomplete_snapshot_is_reported():
+    """Contract: a state that differs when it is revisited ends the search."""
 
-    class Forgetful(World):
+    class Inconsistent(World):
         def state_key(self) -> str:
             World.steps += 1
             return f"{self.actions} {World.steps}"
 
-    class ForgetfulPool(Pool):
+    class InconsistentPool(Pool):
         def take(self) -> World:
-            return Forgetful()
+            return Inconsistent()
 
     with pytest.raises(ValueError, match="snapshots of the whole state"):
-        Search(FakeEngine(), Chat(), ForgetfulPool(), Annotate(), 0, 10_000).grow([task("a")])
+        Search(FakeEngine(), Chat(), InconsistentPool(), Annotate(), 0, 10_000).grow([task("a")])
 
 
-def test_chances_of_the_policy_are_its_priors():
-    """Contract: a child's prior is the mean log-probability of its tokens."""
+def test_prior_is_the_mean_token_logprob():
     (tree,) = grow(["a"], iterations=2, expand_k=6, **EAGER)
     for index in tree.nodes[0].children:
         (arm,) = actions_of(tree, index)

@@ -1,4 +1,4 @@
-"""Labels and pairs: hand-computed values, gates, and that they follow from the stored nodes alone."""
+"""Labels and pairs: hand-computed values, gates, and that they follow from the stored nodes."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def test_process_values_of_rest_mcts():
     assert process_values([row(0, -1), row(1, 0), row(2, 1, end=True)]) == [0.0, 0.0, 0.0]
 
 
-def test_advantage_is_q_minus_the_parents():
-    """Contract: advantage = Q(node) - Q(parent), null for the root and under a parent without label; few visits, no label."""
+def test_advantage_is_q_minus_parent_q():
+    """Contract: null for the root and under a parent without label; nodes with few visits have no label."""
     tree = [row(0, -1, 8, 4), row(1, 0, 4, 3), row(2, 0, 1, 1), row(3, 1, 2, 2, end=True)]
     labels = {label["node"]: label for label in label_rows(tree, Annotate(labels={"min_visits": 2, "pool": False}))}
     assert sorted(labels) == [0, 1, 3]
@@ -63,7 +63,7 @@ def test_advantage_is_q_minus_the_parents():
 
 
 def siblings(*counts: tuple[int, int], **changes: Any) -> list[dict[str, Any]]:
-    """A root with one child per (rollouts, successes), each with the ends that its counts imply."""
+    """A root with one child per (rollouts, successes), each with the terminal nodes that its counts imply."""
     rows = [row(0, -1, sum(n for n, _ in counts), sum(c for _, c in counts))]
     rows += [row(number, 0, n, c) for number, (n, c) in enumerate(counts, start=1)]
     for number, (n, c) in enumerate(counts, start=1):
@@ -72,36 +72,37 @@ def siblings(*counts: tuple[int, int], **changes: Any) -> list[dict[str, Any]]:
     return rows
 
 
-def found(rows: list[dict[str, Any]], **pairs: Any) -> list[tuple[int, int, int, float]]:
-    made = pair_rows(rows, Annotate(pairs=pairs))
-    return [(pair["parent"], pair["win"], pair["lose"], pair["weight"]) for pair in made if pair["parent"] == 0]
+def root_pairs(rows: list[dict[str, Any]], **pairs: Any) -> list[tuple[int, int, int, float]]:
+    found = pair_rows(rows, Annotate(pairs=pairs))
+    return [(pair["parent"], pair["win"], pair["lose"], pair["weight"]) for pair in found if pair["parent"] == 0]
 
 
-def test_pairs_by_top_and_bottom():
-    """Contract: the best `top` against the worst `bottom`, weight 1 / (winners x losers) of those that are in a pair."""
+def test_top_bottom_pairs():
+    """Contract: the best `top` against the worst `bottom`, each pair weighted 1 / (winners x losers) of those that are in a
+    pair."""
     rows = siblings((4, 4), (4, 1), (4, 3), (4, 0))
-    assert found(rows, min_margin=0.25) == [(0, 1, 4, 0.25), (0, 1, 2, 0.25), (0, 3, 4, 0.25), (0, 3, 2, 0.25)]
-    assert found(rows, min_margin=0.9) == [(0, 1, 4, 1.0)]
-    assert found(rows, top=1, bottom=1) == [(0, 1, 4, 1.0)]
+    assert root_pairs(rows, min_margin=0.25) == [(0, 1, 4, 0.25), (0, 1, 2, 0.25), (0, 3, 4, 0.25), (0, 3, 2, 0.25)]
+    assert root_pairs(rows, min_margin=0.9) == [(0, 1, 4, 1.0)]
+    assert root_pairs(rows, top=1, bottom=1) == [(0, 1, 4, 1.0)]
 
 
-def test_pairs_need_visits_a_margin_and_ends():
-    """Contract: no pair with N < min_visits, margin < min_margin or 0, equal actions, or without a right and a wrong end."""
-    assert found(siblings((1, 1), (4, 0)), min_visits=2) == []
-    assert found(siblings((4, 2), (4, 2)), min_margin=0.0) == []
-    assert found(siblings((4, 3), (4, 2)), min_margin=0.5) == []
-    assert found(siblings((4, 0), (4, 0))) == []
-    assert found(siblings((4, 4), (4, 4))) == []
+def test_pairs_need_visits_a_margin_and_both_outcomes():
+    """Contract: no pair with N < min_visits, margin < min_margin or 0, equal actions, or without a success and a failure."""
+    assert root_pairs(siblings((1, 1), (4, 0)), min_visits=2) == []
+    assert root_pairs(siblings((4, 2), (4, 2)), min_margin=0.0) == []
+    assert root_pairs(siblings((4, 3), (4, 2)), min_margin=0.5) == []
+    assert root_pairs(siblings((4, 0), (4, 0))) == []
+    assert root_pairs(siblings((4, 4), (4, 4))) == []
     same = siblings((4, 4), (4, 0))
     same[1]["action"], same[2]["action"] = "Go  north", "go north"
-    assert found(same) == []
+    assert root_pairs(same) == []
 
 
 @pytest.mark.parametrize("rule", ["top_bottom", "threshold", "best_path"])
 @pytest.mark.parametrize("q", ["rollout", "tree"])
 def test_labels_and_pairs_follow_from_the_stored_nodes(tmp_path, q: str, rule: str):
-    """Contract: labels and pairs made from the stored file equal those of the live run; no pair of whatever rule crosses parents
-    or a gate."""
+    """Contract: labels and pairs from the stored file equal those of the live run; under every rule pairs respect parents and
+    gates."""
     gates = {"rule": rule, "min_margin": 0.2, "min_visits": 3}
     params = Annotate(iterations=80, expand_k=4, backup="max", labels={"q": q}, pairs=gates)
     trees = grow([f"t{number}" for number in range(6)], iterations=80, expand_k=4, backup="max")
@@ -127,14 +128,14 @@ def test_labels_and_pairs_follow_from_the_stored_nodes(tmp_path, q: str, rule: s
         assert read_rows(tmp_path / f"{name}.parquet") == rows
 
 
-def test_a_gap_in_the_nodes_is_an_error():
-    """Contract: a stored tree with a node missing is refused, not labelled."""
+def test_missing_node_raises():
+    """Contract: a stored tree with a missing node is rejected, not labelled."""
     with pytest.raises(ValueError, match="task t are not numbered"):
         label_rows([row(0, -1), row(2, 0)], Annotate())
 
 
-def test_best_values_are_the_published_recursion():
-    """Contract: reward 1 two steps below, gamma 0.9 -> 0.81, 0.9, 1 (QLASS), whatever the search backed up; then min-max."""
+def test_best_values_follow_the_qlass_recursion():
+    """Contract: reward 1 two steps below, gamma 0.9: 0.81, 0.9, 1, whatever the search backed up; then min-max scaling."""
     tree = [row(0, -1), row(1, 0), row(2, 1), row(3, 2, 4, 4, end=True), row(4, 1, 1, 0, end=True)]
     assert best_values(tree, 0.9)[1:] == pytest.approx([0.81, 0.9, 1.0, 0.0])
     assert min_max([0.2, 0.6, 1.0]) == pytest.approx([0.0, 0.5, 1.0])
@@ -144,8 +145,8 @@ def test_best_values_are_the_published_recursion():
 
 
 @pytest.mark.parametrize(("q", "expected"), [("rollout", 0.25), ("hard", 1.0), ("tree", 0.5), ("best", 1.0), ("process", 0.5)])
-def test_every_definition_can_be_the_label(q: str, expected: float):
-    """Contract: `labels.q` names soft, hard, tree, best or process values; advantages are differences of these."""
+def test_every_definition_of_the_label(q: str, expected: float):
+    """Contract: `labels.q` selects soft, hard, tree, best or process values; advantages are differences of these."""
     tree = [row(0, -1, 8, 2), row(1, 0, 4, 1, W=2.0), row(2, 1, 1, 1, end=True)]
     labels = label_rows(tree, Annotate(labels={"q": q, "min_visits": 1}))
     assert labels[1]["q"] == pytest.approx(expected)
@@ -154,65 +155,65 @@ def test_every_definition_can_be_the_label(q: str, expected: float):
     assert labels[1]["advantage"] == pytest.approx(expected - labels[0]["q"])
 
 
-def test_the_first_error_is_where_no_right_end_is_known_any_more():
-    """Contract: of the steps to a wrong end, the first that no rollout went right from; none for a right end."""
+def test_first_error_is_the_first_step_without_success():
+    """Contract: of the steps to a failure, the first from which no rollout succeeded; none for a success."""
     tree = [row(0, -1, c=1), row(1, 0, c=1), row(2, 1), row(3, 2, end=True), row(4, 1, c=1, end=True)]
     assert first_error(tree, 3) == 2
     assert first_error(tree, 4) is None
 
 
-def test_pairs_of_the_other_rules():
-    """Contract: threshold takes all siblings that differ by more than the margin, each parent's weights summing to 1; best_path
-    the action on the best path against the worst sibling that was visited."""
+def test_threshold_and_best_path_pairs():
+    """Contract: threshold pairs all siblings that differ by more than the margin, each parent's weights summing to 1; best_path
+    pairs the action on the best path with the worst visited sibling."""
     rows = siblings((4, 3), (4, 2), (4, 1))
     rows.append(row(len(rows), 0, 0, 0))
-    assert found(rows, rule="threshold", min_margin=0.2, outcome_gate=False) == [
+    assert root_pairs(rows, rule="threshold", min_margin=0.2, outcome_gate=False) == [
         (0, 1, 3, 1 / 3),
         (0, 1, 2, 1 / 3),
         (0, 2, 3, 1 / 3),
     ]
-    assert found(rows, rule="threshold", min_margin=0.25) == [(0, 1, 3, 1.0)]
-    assert found(rows, rule="best_path", min_margin=0.0, min_visits=1) == [(0, 1, 3, 1.0)]
-    assert found(siblings((4, 4), (4, 4)), rule="best_path", min_margin=0.0) == [], "all ends are worth the same"
+    assert root_pairs(rows, rule="threshold", min_margin=0.25) == [(0, 1, 3, 1.0)]
+    assert root_pairs(rows, rule="best_path", min_margin=0.0, min_visits=1) == [(0, 1, 3, 1.0)]
+    assert root_pairs(siblings((4, 4), (4, 4)), rule="best_path", min_margin=0.0) == [], "all outcomes are equal"
 
 
-def test_the_best_path_is_set_against_the_worst_visited_sibling():
-    """step_q 3: children of Q {0.8 on the best path, 0.5, 0.2, unvisited}: 0.8 against 0.2, and the unvisited never."""
+def test_best_path_pairs_with_the_worst_visited_sibling():
+    """Children of Q 0.8 (on the best path), 0.5, 0.2 and unvisited: 0.8 against 0.2, never against the unvisited one."""
     rows = siblings((10, 8), (10, 5), (10, 2))
     rows.append(row(len(rows), 0, 0, 0))
-    assert found(rows, rule="best_path", min_margin=0.0, min_visits=1) == [(0, 1, 3, 1.0)]
+    assert root_pairs(rows, rule="best_path", min_margin=0.0, min_visits=1) == [(0, 1, 3, 1.0)]
     pairs = pair_rows(rows, Annotate(pairs={"rule": "best_path", "min_margin": 0.0, "min_visits": 1}))
     assert [pair["margin"] for pair in pairs if pair["parent"] == 0] == [pytest.approx(0.6)]
 
 
-def test_the_best_path_may_start_with_a_lesser_action():
-    """Contract: winners of best_path are chosen by outcome; where their Q is not above the sibling's there is no pair."""
+def test_best_path_with_lower_q_makes_no_pair():
+    """Contract: winners of best_path are chosen by outcome; if their Q is not above the sibling's there is no pair."""
     rows = siblings((4, 1), (4, 3))
     for item in rows:
         item["reward"] = 1.5 if item["parent"] == 1 and item["n_success"] else item["reward"]
-    assert found(rows, rule="best_path", min_margin=0.0) == []
+    assert root_pairs(rows, rule="best_path", min_margin=0.0) == []
     assert best_path(rows, [0.0] * len(rows)) == [0, 1, 3]
 
 
-def test_lone_sides_edit_distance_and_continuations():
-    """Contract: a side alone meets `lone` of the other; actions closer than min_edit_distance are no pair; the way on from the
-    winner must be better where `continuation` is asked for."""
+def test_lone_side_edit_distance_and_continuation():
+    """Contract: a single winner or loser is paired with up to `lone` of the other side; actions closer than min_edit_distance are
+    no pair; with `continuation` the rest of the winner's path must be better, too."""
     rows = siblings((4, 4), (4, 0), (4, 0), (4, 0), (4, 0), (4, 0))
-    assert len(found(rows)) == 2
-    assert len(found(rows, lone=4)) == 4
-    assert found(siblings((4, 4), (4, 0)), min_edit_distance=2) == [], "go 1 and go 2 differ by a character"
+    assert len(root_pairs(rows)) == 2
+    assert len(root_pairs(rows, lone=4)) == 4
+    assert root_pairs(siblings((4, 4), (4, 0)), min_edit_distance=2) == [], "go 1 and go 2 differ by a character"
     assert edit_distance("kitten", "sitting", 20) == 3
     assert edit_distance("kitten", "sitting", 2) == 2
     assert edit_distance("same", "same", 5) == 0
     rows = siblings((4, 2), (4, 1))
-    assert len(found(rows, min_margin=0.25)) == 1
-    assert len(found(rows, min_margin=0.25, continuation=True)) == 1
+    assert len(root_pairs(rows, min_margin=0.25)) == 1
+    assert len(root_pairs(rows, min_margin=0.25, continuation=True)) == 1
     rows[5]["reward"] = 2.0
-    assert found(rows, min_margin=0.25, continuation=True) == []
+    assert root_pairs(rows, min_margin=0.25, continuation=True) == []
 
 
-def test_a_node_without_rollouts_has_no_rollout_label():
-    """Contract: under eager expansion inner nodes may have visits and no rollout of their own; they get no soft label."""
+def test_node_without_rollouts_has_no_rollout_label():
+    """Contract: under eager expansion inner nodes may have visits but no rollouts of their own."""
     params = Annotate(expansion={"kind": "eager"}, labels={"min_visits": 1})
     tree = [row(0, -1, 4, 2, n_rollouts=0, n_success=0), row(1, 0, 4, 2), row(2, 1, 1, 1, end=True)]
     stored = [{**item, "drawn": item["node"] < 2, "model_value": None} for item in tree]

@@ -1,4 +1,4 @@
-"""The search: the same trees in any company, its limits, its frugality."""
+"""Tree search: trees do not depend on each other, limits hold, and no known step is repeated."""
 
 import pytest
 from tabular import grow
@@ -12,7 +12,7 @@ from stages.records.episode import NODE_SCHEMA, write_table
 
 
 @pytest.mark.parametrize("rollouts", [1, 3])
-def test_one_tree_or_sixty_four(tmp_path, rollouts: int):
+def test_tree_is_the_same_alone_and_among_64(tmp_path, rollouts: int):
     """Contract: a tree grown alone and one grown among 64, with turns finishing in another order, have the same bytes."""
     names = [f"task{number:02d}" for number in range(64)]
     settings = {"iterations": 24, "expand_k": 3, "evaluation": {"rollouts": rollouts}}
@@ -28,16 +28,14 @@ def test_one_tree_or_sixty_four(tmp_path, rollouts: int):
 
 
 def test_random_keys_are_never_used_twice():
-    """Contract: every turn asked of the policy has a random key of its own."""
     engine = FakeEngine()
     search = Search(engine, Chat(), Pool(), Annotate(iterations=40, expand_k=3, evaluation={"rollouts": 2}), 0, 10_000)
     search.grow([task("a"), task("b")])
     assert len(set(engine.given)) == len(engine.given) > 100
-    assert not engine.sessions, "sessions left open"
+    assert not engine.sessions, "open sessions"
 
 
-def test_one_iteration_is_the_outcome():
-    """Contract: iterations = 1 labels every step with the episode's outcome."""
+def test_one_iteration_labels_every_step_with_the_outcome():
     outcomes = set()
     for tree in grow([f"t{number}" for number in range(40)], iterations=1):
         outcome = tree.nodes[-1].total
@@ -49,8 +47,8 @@ def test_one_iteration_is_the_outcome():
     assert outcomes == {0.0, 1.0}
 
 
-def test_one_draw_per_node_is_a_chain():
-    """Contract: expand_k = 1 gives one chain; later iterations only count visits and cost nothing."""
+def test_expand_k_of_one_grows_a_chain():
+    """Contract: later iterations only count visits and cost nothing."""
     (tree,) = grow(["a"], iterations=9, expand_k=1)
     assert [node.children for node in tree.nodes] == [[index + 1] for index in range(DEPTH + 1)] + [[]]
     assert {node.N for node in tree.nodes} == {9}
@@ -58,8 +56,9 @@ def test_one_draw_per_node_is_a_chain():
     assert (tree.counters["known_ends"], tree.counters["environment_steps"]) == (8, DEPTH + 1)
 
 
-def test_one_action_per_node_and_rollouts_thrown_away_measure_the_prefixes_of_a_chain():
-    """Contract: with eager expansion expand_k = 1 is one chain, from each of whose prefixes `rollouts` rollouts are played."""
+def test_eager_chain_measures_each_prefix():
+    """Contract: with eager expansion, expand_k = 1 and discarded rollouts, `rollouts` rollouts are played from each prefix of one
+    chain."""
     settings = {"expansion": {"kind": "eager"}, "evaluation": {"rollouts": 3, "keep_rollouts": False}}
     (tree,) = grow(["a"], iterations=5, expand_k=1, **settings)
     assert [node.children for node in tree.nodes] == [[index + 1] for index in range(len(tree.nodes) - 1)] + [[]]
@@ -67,8 +66,8 @@ def test_one_action_per_node_and_rollouts_thrown_away_measure_the_prefixes_of_a_
     assert {node.n_rollouts for node in tree.nodes[1:-1]} == {3}
 
 
-def test_no_iteration_is_spent_on_known_ends_while_others_are_open():
-    """Contract: an iteration revisits a known end only after everything below the root is known."""
+def test_known_terminals_are_revisited_only_when_exhausted():
+    """Contract: an iteration revisits a known terminal only once everything below the root is known."""
     (tree,) = grow(["a"], kind="paid", iterations=100, expand_k=6)
     assert tree.counters["known_ends"] == 0
     assert not tree.nodes[0].exhausted
@@ -79,8 +78,8 @@ def test_no_iteration_is_spent_on_known_ends_while_others_are_open():
     assert rollouts < 6 * 40
 
 
-def test_environment_is_stepped_for_unknown_actions_only():
-    """Contract: steps made = new outcomes + steps to get back to a state; steps known to the tree are not made."""
+def test_environment_is_stepped_only_for_unknown_actions():
+    """Contract: environment steps = new outcomes + steps replayed to return to a state."""
     World.steps = 0
     (tree,) = grow(["a"], iterations=50, expand_k=3)
     new = len(tree.nodes) - 1
@@ -91,8 +90,8 @@ def test_environment_is_stepped_for_unknown_actions_only():
     assert tree.counters["policy_tokens"] == 2 * (new + tree.counters["reused_steps"])
 
 
-def test_engine_prefixes_and_replayed_states_are_the_nodes():
-    """Contract: whatever prefix and snapshot a rollout starts from, its environment is in the state of its node."""
+def test_rollouts_start_in_the_state_of_their_node():
+    """Contract: whatever prefix and snapshot a rollout starts from, its environment is in its node's state."""
     for tree in grow([f"t{number}" for number in range(5)], iterations=60, expand_k=3):
         for node in tree.nodes[1:]:
             actions = actions_of(tree, node.index)
@@ -101,16 +100,16 @@ def test_engine_prefixes_and_replayed_states_are_the_nodes():
             assert node.depth == len(actions)
 
 
-def test_depth_cut_is_truncated_with_no_reward():
-    """Contract: at max_depth an unfinished episode ends, truncated, with the rewards so far (none)."""
+def test_max_depth_truncates_without_reward():
+    """Contract: an unfinished episode at max_depth is truncated and has the rewards so far (none)."""
     (tree,) = grow(["a"], iterations=20, max_depth=2)
     ends = [node for node in tree.nodes if node.ended]
     assert {(node.depth, node.edge.truncated, node.edge.terminal, node.total) for node in ends} == {(2, True, False, 0.0)}
     assert all(node.edge.context_ids == () for node in ends)
 
 
-def test_history_longer_than_the_context_is_cut():
-    """Contract: where the next turn has no room the episode ends, truncated; a prompt without room makes a tree of its root."""
+def test_context_limit_truncates_the_episode():
+    """Contract: an episode without room for the next turn is truncated; a prompt without room gives a tree of the root alone."""
     search = Search(FakeEngine(), Chat(), Pool(), Annotate(iterations=6), 0, max_length=2 + 3 * 2)
     (tree,) = search.grow([task("a")])
     assert {node.depth for node in tree.nodes if node.edge.truncated} == {2}
@@ -119,7 +118,7 @@ def test_history_longer_than_the_context_is_cut():
     assert (len(tree.nodes), tree.nodes[0].N, tree.nodes[0].edge.truncated) == (1, 6, True)
 
 
-def test_stop_on_success():
+def test_stop_on_success_ends_a_tree():
     """Contract: with stop.on_success a tree ends with the iteration that first succeeds."""
     trees = grow([f"t{number}" for number in range(8)], iterations=64, expand_k=3, stop={"on_success": True})
     assert sum(tree.first_success is not None for tree in trees) >= 4
@@ -133,8 +132,8 @@ def test_stop_on_success():
 
 
 @pytest.mark.parametrize("rule", ["uct", "uct_2ln", "puct"])
-def test_a_larger_c_spreads_visits(rule: str):
-    """Contract: c = 0 stays with the best child, a huge c visits the root's children evenly (PUCT: by prior)."""
+def test_larger_c_spreads_visits(rule: str):
+    """Contract: c = 0 stays with the best child; a huge c visits the root's children evenly (PUCT: by prior)."""
     greedy, even = (
         grow(["a"], kind="paid", iterations=1500, expand_k=6, selection={"rule": rule, "c": c})[0] for c in (0.0, 1e6)
     )
@@ -146,8 +145,8 @@ def test_a_larger_c_spreads_visits(rule: str):
         assert max(visits) - min(visits) <= 5
 
 
-def test_prefix_store_keeps_within_its_budget():
-    """Contract: the root's prefix stays; others go by last use once their tokens pass the budget."""
+def test_prefix_store_respects_its_budget():
+    """Contract: the root's prefix stays; others are evicted by last use once their tokens exceed the budget."""
     store = PrefixStore("root", 10)
     store.add(1, "one", 4)
     store.add(2, "two", 4)
@@ -159,8 +158,8 @@ def test_prefix_store_keeps_within_its_budget():
     assert store.nearest([0, 4]) == (0, "root")
 
 
-def test_an_environment_error_ends_the_search():
-    """Contract: errors of the environment pass through, whatever thread they happen in."""
+def test_environment_error_ends_the_search():
+    """Contract: environment errors propagate from any thread."""
 
     class Broken(World):
         def step(self, action: str):

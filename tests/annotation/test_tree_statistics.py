@@ -1,4 +1,4 @@
-"""Node statistics: sums, rollouts apart from visits, backup rules, and the same values from stored rows."""
+"""Node statistics: sums, rollouts as distinct from visits, backup rules, and the same values from stored rows."""
 
 from dataclasses import replace
 
@@ -34,7 +34,7 @@ def check_invariants(tree: Tree, visits: int) -> None:
     assert visits_at_ends == visits == sum(node.N for node in tree.nodes[:1])
 
 
-def test_outcomes_add_up():
+def test_outcomes_are_summed():
     """Contract: outcomes +1, +1, -1, +1 give W = 2, N = 4, Q = 0.5."""
     tree = Tree("t", ROOT, Annotate(expand_k=9))
     for token, outcome in enumerate([1.0, 1.0, -1.0, 1.0]):
@@ -45,7 +45,7 @@ def test_outcomes_add_up():
 
 
 def test_values_are_running_means():
-    """Contract (step_q 1): returns 1, 0, 0.8 through one node give V = 1, 0.5, 0.6 and N = 3."""
+    """Contract: returns 1, 0, 0.8 through one node give V = 1, 0.5, 0.6 and N = 3."""
     tree, seen = Tree("t", ROOT, Annotate(expand_k=9)), []
     for number, outcome in enumerate([1.0, 0.0, 0.8], start=1):
         tree.insert(0, [edge(0), edge(number, outcome, end=True)], number)
@@ -55,8 +55,8 @@ def test_values_are_running_means():
 
 
 @pytest.mark.parametrize("q", ["rollout", "tree"])
-def test_after_one_success_every_step_is_worth_1(q: str):
-    """Contract (step_q 2): Q of a step is the value of its node; after one success on a path of three steps all three are 1."""
+def test_one_success_gives_every_step_value_1(q: str):
+    """Contract: Q of a step is the value of its node."""
     params = Annotate(expand_k=9, labels={"q": q, "min_visits": 1, "pool": q != "rollout"})
     tree = Tree("t", ROOT, params)
     tree.insert(0, [edge(0), edge(1), edge(2, 1.0, end=True)], 1)
@@ -66,8 +66,8 @@ def test_after_one_success_every_step_is_worth_1(q: str):
     assert [label["q"] for label in label_rows(tree.rows(), params)[1:]] == [0.5, 1.0, 1.0, 0.0]
 
 
-def test_success_is_told_by_a_term_where_returns_do_not():
-    """Contract: an environment's term `success` decides; a return of 1 does where there is none."""
+def test_success_term_overrides_the_return():
+    """Contract: an environment's term `success` decides, not the return."""
     tree = Tree("t", ROOT, Annotate(expand_k=9))
     for token, (reward, success) in enumerate([(-2.0, 1.0), (1.0, 0.0), (-6.0, 0.0)]):
         tree.insert(0, [replace(edge(token, reward, end=True), success=success)], token + 1)
@@ -75,7 +75,7 @@ def test_success_is_told_by_a_term_where_returns_do_not():
     assert (tree.nodes[0].n_success, tree.nodes[0].n_rollouts) == (1, 3)
 
 
-def test_rollouts_from_below_do_not_count_above():
+def test_rollouts_do_not_count_above_their_start():
     """Contract: a rollout counts as the policy's at its start and below; above, where selection led, only as a visit."""
     tree = Tree("t", ROOT, Annotate(expand_k=1))
     tree.insert(0, [edge(0), edge(1, 1.0, end=True)], 1)
@@ -96,15 +96,15 @@ def test_equal_actions_share_a_node():
     assert [node.iteration for node in tree.nodes] == [0, 1, 1, 3]
 
 
-def test_discounted_max_is_the_published_recursion():
-    """Contract: reward 1 two steps below, gamma 0.9 -> 0.81, 0.9, 1 (QLASS)."""
+def test_discounted_max_follows_the_qlass_recursion():
+    """Contract: reward 1 two steps below, gamma 0.9: 0.81, 0.9, 1."""
     tree = Tree("t", ROOT, Annotate(expand_k=1, backup="discounted_max", gamma=0.9))
     tree.insert(0, [edge(0), edge(1), edge(2, 1.0, end=True)], 1)
     assert [node.value for node in tree.nodes[1:]] == pytest.approx([0.81, 0.9, 1.0])
 
 
 def test_max_backup_waits_for_expansion():
-    """Contract: a node is worth the mean of its rollouts until it is expanded, then its best child."""
+    """Contract: a node has the mean of its rollouts until it is expanded, then its best child's value."""
     tree = Tree("t", ROOT, Annotate(expand_k=3, backup="max"))
     tree.insert(0, [edge(0, 1.0, end=True)], 1)
     tree.insert(0, [edge(1, 0.0, end=True)], 2)
@@ -116,8 +116,8 @@ def test_max_backup_waits_for_expansion():
 @pytest.mark.parametrize("rollouts", [1, 3])
 @pytest.mark.parametrize(("backup", "gamma"), [("mean", 1.0), ("max", 1.0), ("discounted_max", 0.8)])
 def test_values_and_invariants_of_grown_trees(backup: str, gamma: float, rollouts: int):
-    """Contract: root N = iterations x rollouts, N = sum over children + visits that ended here, and the stored rows alone give
-    the live values bit for bit."""
+    """Contract: root N = iterations x rollouts, N = sum over children + visits that ended here, and the stored rows give the live
+    values bit for bit."""
     evaluation = {"rollouts": rollouts}
     for tree in grow(["a", "b"], backup=backup, gamma=gamma, iterations=60, expand_k=3, evaluation=evaluation):
         check_invariants(tree, visits=60 * rollouts)

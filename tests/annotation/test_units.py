@@ -1,4 +1,4 @@
-"""Units of values: the return from an action on, where rewards are added up; returns outside [0, 1]."""
+"""Units of values: the return from an action on, and returns outside [0, 1]."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def edge(token: int, reward: float = 0.0, end: bool = False) -> Edge:
 
 
 def test_predicted_values_equal_those_of_a_first_visit():
-    """Contract: under discounted_max an end is predicted as its own reward, and a history that the model gives a return of 0.9,
-    0.3 of which came before this action and 0.2 with it, as 0.2 + 0.8 (0.9 - 0.5) = 0.52: the values of their first visits."""
+    """Contract: under discounted_max a terminal is predicted as its own reward, and a history with a model return of 0.9, of
+    which 0.3 came before this action and 0.2 with it, as 0.2 + 0.8 (0.9 - 0.5) = 0.52."""
     tree = Tree("t", ROOT, Annotate(backup="discounted_max", gamma=0.8, **MODEL))
     (above,) = tree.draw(0, [edge(1, 0.3)], 1)
     end, history = tree.draw(above, [edge(2, 0.5, end=True), edge(3, 0.2)], 1)
@@ -44,8 +44,8 @@ def test_predicted_values_equal_those_of_a_first_visit():
     assert tree_values(tree.rows(), tree.params) == [node.value for node in tree.nodes]
 
 
-def test_look_ahead_compares_returns_of_whole_episodes():
-    """Contract: V/2 + max V/2 is a mixture of returns of episodes, whatever the backup adds up."""
+def test_lookahead_compares_returns_of_episodes():
+    """Contract: V/2 + max V/2 mixes returns of episodes under any backup."""
     settings: dict[str, Any] = {**MODEL, "evaluation": {"kind": "value_model", "lookahead": 2}, "iterations": 1}
     plain, discounted = (grow(["a"], **settings, **more)[0] for more in ({}, {"backup": "discounted_max", "gamma": 0.5}))
     assert plain.nodes[0].model_value == discounted.nodes[0].model_value
@@ -54,22 +54,22 @@ def test_look_ahead_compares_returns_of_whole_episodes():
 # ---- returns outside [0, 1] -------------------------------------------------------------------------------------------------
 
 LMRL: dict[str, Any] = {"returns": [-6.0, 0.0]}
-"""Wordle's under LMRL-Gym's rewards."""
+"""Wordle's returns under LMRL-Gym's rewards."""
 WIDE = {"v_min": -6.5, "v_max": 0.5}
 
 
-class Steady:
-    """A value model that always says the same."""
+class ConstantReader:
+    """A value model with a constant output."""
 
-    def __init__(self, engine: FakeEngine, says: float) -> None:
-        self.engine, self.says = engine, says
+    def __init__(self, engine: FakeEngine, value: float) -> None:
+        self.engine, self.value = engine, value
 
     def values(self, sessions: Sequence[int]) -> list[float]:
-        return [self.says] * len(sessions)
+        return [self.value] * len(sessions)
 
 
 @pytest.mark.parametrize(
-    ("reward_range", "says", "worth"),
+    ("reward_range", "value", "expected"),
     [
         ([0.0, 1.0], -4.5, 0.25),
         ([-1.0, 1.0], -1.5, 0.5),
@@ -77,17 +77,17 @@ class Steady:
         ([0.0, 1.0], -9.0, 0.0),
     ],
 )
-def test_the_value_model_says_any_return(reward_range: list[float], says: float, worth: float):
-    """Contract: what the model says is held within the returns that there are, and counts as reward_range has it."""
+def test_model_values_are_clamped_and_scaled(reward_range: list[float], value: float, expected: float):
+    """Contract: the model's output is clamped to the possible returns and scaled to reward_range."""
     params = Annotate(**MODEL, **LMRL, reward_range=reward_range, value_model={"head": WIDE}, iterations=3)
     engine = FakeEngine()
-    (tree,) = Search(engine, Chat(), Pool(), params, 0, 10_000, reader=Steady(engine, says)).grow([task("a")])
-    assert tree.nodes[0].model_value == pytest.approx(worth)
+    (tree,) = Search(engine, Chat(), Pool(), params, 0, 10_000, reader=ConstantReader(engine, value)).grow([task("a")])
+    assert tree.nodes[0].model_value == pytest.approx(expected)
 
 
-def test_the_lowest_return_is_the_lowest():
-    """Contract: returns -6, -3 and 0 count as 0, 0.5 and 1, and as themselves under discounted_max; a visit under way that counts
-    as lost and a history that nobody read are worth the lowest of them."""
+def test_scaled_returns_and_pessimistic_values():
+    """Contract: returns -6, -3 and 0 scale to 0, 0.5 and 1, but not under discounted_max; a visit with virtual loss and an unread
+    history have the lowest value."""
     for more, expected in (({}, [0.0, 0.5, 1.0]), ({"backup": "discounted_max"}, [-6.0, -3.0, 0.0])):
         params = Annotate(**MODEL, **LMRL, **more, value_model={"head": WIDE}, virtual="loss", leaves_per_tree=2)
         assert [scaled_return(params, total) for total in (-6.0, -3.0, 0.0)] == expected
@@ -98,8 +98,9 @@ def test_the_lowest_return_is_the_lowest():
         assert tree.predicted_value(child) == expected[0]
 
 
-def test_the_best_of_negative_returns_is_one_that_was_seen():
-    """Contract: a child without visits and without an end below is not worth 0 to its parent; an end is, visited or not."""
+def test_best_values_ignore_unvisited_children():
+    """Contract: a child without visits or terminals below does not count as 0 for its parent; a terminal counts, visited or
+    not."""
     base = {"task_id": "t", "terminal": False, "truncated": False, "N": 0, "reward": 0.0}
     tree = [
         {**base, "node": 0, "parent": -1, "N": 3},
@@ -111,8 +112,8 @@ def test_the_best_of_negative_returns_is_one_that_was_seen():
     assert best_values(tree, 0.5) == [0.5 * (-1.0 + 0.5 * -3.0), -1.0 + 0.5 * -3.0, 0.0, -3.0, 0.0]
 
 
-def test_the_step_value_model_learns_returns():
-    """Contract: targets from the tree's values are returns again, whatever these count as in the tree."""
+def test_tree_values_are_scaled_back_to_returns():
+    """Contract: targets from the tree's values are scaled back to returns."""
     base = {"task_id": "t", "terminal": False, "truncated": False, "reward": 0.0, "token_ids": [1], "context_ids": [2]}
     rows = [
         {**base, "node": 0, "parent": -1, "N": 4, "W": -1.0, "n_rollouts": 4, "n_success": 0},
@@ -123,8 +124,8 @@ def test_the_step_value_model_learns_returns():
     assert [total / count for total, count in zip(path.returns, path.rollouts, strict=True)] == pytest.approx([-3.75, -2.25])
 
 
-def test_calibration_of_returns_is_that_of_their_shares():
-    """Contract: values within [-6, 0] are judged as shares of the way from -6 to 0."""
+def test_calibration_scales_returns_to_the_unit_range():
+    """Contract: values in [-6, 0] are evaluated after scaling to [0, 1]."""
     shares, predicted, counts = np.array([0.0, 0.5, 1.0]), np.array([0.1, 0.4, 0.9]), np.array([4.0, 2.0, 4.0])
     plain = calibration(predicted, shares, counts, 0.5)
     found = calibration(6 * predicted - 6, 6 * shares - 6, counts, -3.0, (-6.0, 0.0))

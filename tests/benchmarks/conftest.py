@@ -1,4 +1,4 @@
-"""Options of the quick mode: sizes that only show that a scenario works."""
+"""Options of the quick mode: sizes that only check that a scenario works."""
 
 from __future__ import annotations
 

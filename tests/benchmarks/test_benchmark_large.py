@@ -1,4 +1,4 @@
-"""The comparison for a GPU, on tiny sizes on a CPU: in bfloat16, with LoRA and layers recomputed."""
+"""The GPU comparison on tiny sizes on a CPU: bfloat16, LoRA and activation checkpointing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks.measure import Options
 
 @pytest.fixture
 def _other_precision() -> Iterator[None]:
-    """Accelerate knows one precision per process until it is told to forget it."""
+    """Accelerate keeps one precision per process until its state is reset."""
     from accelerate.state import AcceleratorState
 
     AcceleratorState._reset_state(reset_partial_state=True)
@@ -28,8 +28,8 @@ def _other_precision() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_with_trl", "_other_precision")
-def test_both_sides_in_bfloat16(options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Contract: loss and gradients agree in bfloat16, prompts shared or layers recomputed; other scenarios' results are kept."""
+def test_both_sides_agree_in_bfloat16(options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Contract: loss and gradients agree with shared prompts and with checkpointing; results of other scenarios are kept."""
     pytest.importorskip("peft")
     monkeypatch.setattr(large, "METHODS", {"full": train_step.Method(), "lora": train_step.Method(4, checkpointing=True)})
     out, bf16 = tmp_path / "large.json", replace(options, precision="bfloat16")
@@ -44,7 +44,7 @@ def test_both_sides_in_bfloat16(options: Options, tmp_path: Path, monkeypatch: p
     assert scenarios[large.ROLLOUTS]["peak_bytes"] == {"ours": None, "theirs": None}
 
 
-def test_without_a_device_nothing_is_written(options: Options, tmp_path: Path):
+def test_without_a_gpu_nothing_is_written(options: Options, tmp_path: Path):
     command = [sys.executable, "-m", "benchmarks.large", "--out", str(tmp_path / "large.json")]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, cwd=options.root, env=environment, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""What the benchmarks' numbers mean: pairs, their order, ratios, and the files they go to."""
+"""The benchmarks' numbers: pairs and their order, ratios, resumed runs, result files."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def sample(amount: float, wall: float) -> Sample:
 RESULT = Result("s", "x", "seconds", [sample(1, 1.0)], [sample(1, 2.0)]).raw()
 
 
-def test_pairs_alternate_and_warm_ups_are_thrown_away(tmp_path: Path):
-    """Contract: who goes first changes from pair to pair; the first pair is not counted."""
+def test_pairs_alternate_and_warm_up_is_discarded(tmp_path: Path):
+    """Contract: the order changes from pair to pair; the first pair is not counted."""
     order: list[str] = []
     sides = [Side(name, lambda name=name: order.append(name) or 1.0) for name in "AB"]
     ours, theirs = alternate(*sides, Options(tmp_path, tmp_path, repeats=3))
@@ -33,12 +33,12 @@ def test_pairs_alternate_and_warm_ups_are_thrown_away(tmp_path: Path):
 
 
 class Clock:
-    """Time that passes when told."""
+    """A clock that advances on demand."""
 
     def __init__(self) -> None:
         self.now = 0.0
 
-    def pass_(self, seconds: float) -> float:
+    def advance(self, seconds: float) -> float:
         self.now += seconds
         return 1.0
 
@@ -51,12 +51,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_preparation_is_not_timed(clock: Clock):
-    side = Side("slow to start", lambda: clock.pass_(2.0), before=lambda: clock.pass_(5.0))
+    side = Side("slow to start", lambda: clock.advance(2.0), before=lambda: clock.advance(5.0))
     assert timed(side).wall == 2.0
 
 
-def test_ratio_is_of_pairs_and_above_one_where_ours_is_faster():
-    """By hand: pairs 2/1, 6/2 and 4/1 tokens a second."""
+def test_ratio_is_paired_and_above_one_if_ours_is_faster():
+    """Pairs of 2/1, 6/2 and 4/1 tokens a second."""
     ours, theirs = [sample(2, 1), sample(6, 1), sample(4, 1)], [sample(1, 1), sample(4, 2), sample(1, 1)]
     rates = Result("tokens/s", "x", "rate", ours, theirs).summary()
     assert rates["ratio"] == {"median": 3.0, "low": 2.0, "high": 4.0}
@@ -69,14 +69,14 @@ def test_ratio_is_of_pairs_and_above_one_where_ours_is_faster():
     assert limit["theirs"] == 1.0
 
 
-def test_the_fastest_setting_is_chosen_and_one_that_fails_is_left_out(tmp_path: Path, clock: Clock):
+def test_fastest_setting_is_chosen_and_failing_ones_are_skipped(tmp_path: Path, clock: Clock):
     def broken() -> Side:
         raise NotImplementedError("no such cache here")
 
     closed: list[str] = []
 
     def candidate(name: str, seconds: float) -> Callable[[], Side]:
-        return lambda: Side(name, lambda: clock.pass_(seconds), close=lambda: closed.append(name))
+        return lambda: Side(name, lambda: clock.advance(seconds), close=lambda: closed.append(name))
 
     candidates = [broken, candidate("slow", 4.0), candidate("fast", 2.0)]
     side, rates = fastest(candidates, Options(tmp_path, tmp_path))
@@ -87,12 +87,12 @@ def test_the_fastest_setting_is_chosen_and_one_that_fails_is_left_out(tmp_path: 
         fastest([broken, broken], Options(tmp_path, tmp_path))
 
 
-def test_exponents_are_those_of_power_laws():
+def test_exponents_of_power_laws():
     rows = [{"x": x, "y": 3 * x**0.5} for x in (1.0, 4.0, 16.0)]
     assert [row.get("exponent") for row in scaling.with_exponents(rows, "x", "y")] == [None, 0.5, 0.5]
 
 
-def test_files_keep_what_was_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_files_keep_scenarios_that_were_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     options = Options(ROOT, tmp_path)
     outcomes = {"merge": {"results": {"merge_ram": RESULT}}, "mcts": {"results": {"mcts": RESULT}}}
     monkeypatch.setattr(suite, "measure_in_process", lambda name, options: outcomes[name])
@@ -113,7 +113,7 @@ def test_files_keep_what_was_not_measured_again(tmp_path: Path, monkeypatch: pyt
     assert documents.figure(raw).startswith("<svg")
 
 
-def test_a_scenario_that_fails_is_named_and_the_others_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_failed_scenario_is_named_and_others_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def outcome(name: str, options: Options) -> dict:
         if name == "merge":
             raise RuntimeError("merge failed")
@@ -125,8 +125,8 @@ def test_a_scenario_that_fails_is_named_and_the_others_are_kept(tmp_path: Path, 
     assert json.loads((tmp_path / "raw.json").read_text())["skipped"] == {"noop_repro": "nothing here"}
 
 
-def test_an_interrupted_run_measures_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Contract: results stay with the same key; `fresh` and other settings measure again, and so does a skipped scenario."""
+def test_interrupted_run_resumes_with_missing_scenarios(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Contract: results with the same key are kept; `fresh`, other settings and skipped scenarios are measured again."""
     runs: list[str] = []
 
     def outcome(name: str, options: Options) -> dict:
@@ -146,8 +146,8 @@ def test_an_interrupted_run_measures_what_is_missing(tmp_path: Path, monkeypatch
     assert runs[5:] == ["merge", "merge"]
 
 
-def test_a_key_follows_the_modules_that_a_scenario_uses(tmp_path: Path):
-    """Contract: another scenario's module leaves the key as it is; merge's runs in a process of its own, which counts."""
+def test_key_depends_on_the_modules_of_a_scenario(tmp_path: Path):
+    """Contract: another scenario's module leaves the key unchanged; the module of merge's subprocess counts."""
     used = {path.stem for path in suite.modules("merge")}
     assert {"merge", "merge_process", "measure", "models"} <= used
     assert not used & {"mcts", "suite", "trl_side"}
@@ -159,7 +159,7 @@ def test_a_key_follows_the_modules_that_a_scenario_uses(tmp_path: Path):
     assert suite.key("default_run", options, machine) == ""
 
 
-def test_amdahls_law_by_hand():
+def test_serial_share_and_predicted_speedup():
     """8 s become 5 s with two workers: 2 s are serial, so four workers take 3.5 s; 4 s become 2 s: nothing is serial."""
     assert workers.serial_share(8.0, 5.0, 2) == 0.25
     assert workers.serial_share(4.0, 5.0, 2) == 1.0
@@ -169,14 +169,14 @@ def test_amdahls_law_by_hand():
     assert (rows[4]["rl"], rows[4]["rollout"], rows[4]["together"]) == (measure.rounded(8 / 3.5), 4.0, measure.rounded(12 / 4.5))
 
 
-def test_stages_side_by_side_count_once():
-    """By hand: 0 to 10 and 5 to 12 overlap, 20 to 21 is after a pause; the peaks of the first two add up."""
+def test_concurrent_stages_count_once():
+    """0 to 10 and 5 to 12 overlap, 20 to 21 follows a pause; the peaks of the first two add up."""
     spans = [default_run.Span(5, 12, 1.0, 3.0), default_run.Span(0, 10, 1.0, 2.0), default_run.Span(20, 21, 1.0, 4.0)]
     assert default_run.busy_seconds(spans) == 13
     assert default_run.peak_bytes(spans) == 5.0
 
 
-def test_the_claims_seconds_are_those_of_the_board():
+def test_claim_times_are_read_from_the_results():
     rows = default_run.claims(Options(ROOT, ROOT))
     assert "agentswift" in {row["claim"] for row in rows}
     assert all(row["low"] <= row["median"] <= row["high"] for row in rows)

@@ -1,4 +1,4 @@
-"""Every scenario runs on tiny sizes: our side always, the other side where it is installed."""
+"""Every scenario on tiny sizes: our side always, the other side where it is installed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def tasks(options: Options) -> search_domain.SearchTasks:
     return search_domain.search_tasks(options, search_domain.weights(options))
 
 
-def test_texts_have_exactly_so_many_tokens(options: Options):
+def test_texts_have_the_requested_number_of_tokens(options: Options):
     _, tokenizer = load(make_model(options, "tiny"), "sdpa")
     chat = ToyChat(tokenizer)
     for count in (1, 7, 40):
@@ -48,15 +48,15 @@ def test_texts_have_exactly_so_many_tokens(options: Options):
         assert len(chat.observation_tokens(text)) == len(chat.prompt_tokens(text)) == count + FRAME
 
 
-def test_lengths_are_ragged_as_said():
+def test_ragged_lengths_have_the_stated_mean_and_maximum():
     table = generate_ragged.lengths(256)
     assert max(table) == generate_ragged.MOST * generate_ragged.MEAN
     assert sum(table) / len(table) == pytest.approx(generate_ragged.MEAN, rel=0.01)
     assert table == generate_ragged.lengths(256)
 
 
-def test_rollouts_ours(options: Options):
-    """Contract: prompts are read once per group and histories never again."""
+def test_our_rollouts(options: Options):
+    """Contract: prompts are prefilled once per group, histories never again."""
     work = rollout_multi_turn.work(options)
     side = apart(partial(rollout_multi_turn.ours, options, "tiny", work), Layout(2, 1))
     assert side.run() == work.action_tokens
@@ -65,8 +65,8 @@ def test_rollouts_ours(options: Options):
 
 
 @pytest.mark.usefixtures("_with_trl")
-def test_rollouts_theirs(options: Options):
-    """Contract: TRL's tool loop plays the same turns of the same lengths, in two processes of accelerate's together."""
+def test_trl_rollouts(options: Options):
+    """Contract: TRL's tool loop plays the same turns of the same lengths, also in two accelerate processes together."""
     work = rollout_multi_turn.work(options)
     assert rollout_multi_turn.theirs(options, "tiny", work).run() == work.action_tokens
     side = apart(partial(rollout_multi_turn.theirs, options, "tiny", work), Layout(2, 1, distributed=True))
@@ -74,15 +74,15 @@ def test_rollouts_theirs(options: Options):
     side.close()
 
 
-def test_generation_of_both_sides(options: Options):
+def test_generation_on_both_sides(options: Options):
     table = [3, 1, 5, 2]
     assert generate_ragged.ours(options, "tiny", table, 2).run() == 11
     assert generate_ragged.theirs(options, "tiny", table, rows=2).run() == 11
 
 
 @pytest.mark.usefixtures("_with_trl")
-def test_training_steps_agree_and_run(options: Options):
-    """Contract: both sides' loss and gradients are the same before any time is compared."""
+def test_training_steps_of_both_sides_agree(options: Options):
+    """Contract: both sides' loss and gradients agree before times are compared."""
     mine = train_step.Ours(options, "tiny", 24, 8, 2, 2)
     other = train_step.Theirs(options, "tiny", mine, 2)
     loss, _ = gradient = mine.gradient()
@@ -102,11 +102,11 @@ def test_training_steps_agree_and_run(options: Options):
     assert mine.run() == other.run() == 1
     pairs = zip(mine.model.parameters(), other.trainer.model.parameters(), strict=True)
     distance = torch.cat([(one - two).detach().abs().flatten() for one, two in pairs])
-    # A first step of Adam is the gradient's sign, which rounding decides where the gradient is next to nothing.
+    # Adam's first step is the gradient's sign, which rounding decides where the gradient is almost 0.
     assert (distance > 0.2 * train_step.LEARNING_RATE).float().mean() < 0.01
 
 
-def test_a_training_step_that_disagrees_is_refused():
+def test_disagreeing_training_step_raises():
     gradient = {"w": torch.ones(4)}
     difference = train_step.disagreement((1.0, gradient), (1.0, {"w": torch.tensor([1.0, 1.0, 1.0, 1.001])}))
     assert difference["gradient"] == pytest.approx(0.0005, rel=1e-3)
@@ -114,12 +114,12 @@ def test_a_training_step_that_disagrees_is_refused():
         train_step.check(difference, "here")
 
 
-def test_training_step_ours(options: Options):
+def test_our_training_step(options: Options):
     assert train_step.Ours(options, "tiny", 24, 8, 2, 2).run() == 1
 
 
-def test_the_bare_loop_computes_what_the_model_does(options: Options):
-    """Contract: the limit is that of the same model: the last position's logits are those of a whole forward pass."""
+def test_bare_loop_matches_a_full_forward_pass(options: Options):
+    """Contract: the limit is that of the same model: the last logits equal those of a full forward pass."""
     model, _ = load(make_model(options, "tiny"), "sdpa")
     side = engine_limit.limit(model, 2, 3, "sdpa")
     seen = []
@@ -135,23 +135,23 @@ def test_the_bare_loop_computes_what_the_model_does(options: Options):
     assert mine.run() == 6
 
 
-def test_tree_search_of_both_sides(options: Options, tasks: search_domain.SearchTasks):
+def test_tree_search_on_both_sides(options: Options, tasks: search_domain.SearchTasks):
     assert mcts.ours(options, tasks, 1).run() > 0
     assert mcts.theirs(options, tasks, 1).run() > 0
 
 
-def test_annotation_by_parts(options: Options):
-    """Contract: all that annotate does is in the sum of its parts, and there are trees, labels and a value model in it."""
+def test_annotation_parts_sum_to_the_total(options: Options):
+    """Contract: the parts add up to the time of annotate, which makes trees, labels and a value model."""
     (row,) = mcts.annotation(options)
     assert (row["tasks"], row["iterations"]) == (4, 2)
-    assert row["labels"] >= row["tasks"], "the starts at least"
+    assert row["labels"] >= row["tasks"], "at least the roots"
     assert row["steps"] > row["tasks"]
     assert min(row[part] for part in mcts.PARTS) > 0
     assert sum(row[part] for part in mcts.PARTS) == pytest.approx(row["seconds"], rel=0.01)
 
 
-def test_rl_iteration_ours(options: Options, tasks: search_domain.SearchTasks):
-    """Contract: two processes do what one does."""
+def test_our_rl_iteration(options: Options, tasks: search_domain.SearchTasks):
+    """Contract: two processes do the work of one."""
     sides = [apart(partial(rl_iteration.ours, options, tasks), Layout(count, 1)) for count in (1, 2)]
     assert [side.run() for side in sides] == [1, 1]
     (alone,), pair = (side.facts() for side in sides)
@@ -170,15 +170,15 @@ def test_weights_are_restored():
 
 
 @pytest.mark.usefixtures("_with_trl")
-def test_rl_iteration_theirs(options: Options, tasks: search_domain.SearchTasks):
-    """Contract: TRL plays the search environment to its end: at most its turns, at most so many tokens each."""
+def test_trl_rl_iteration(options: Options, tasks: search_domain.SearchTasks):
+    """Contract: TRL plays the search environment within its limits of turns and tokens."""
     side, rl = rl_iteration.theirs(options, tasks), rl_iteration.section(options, tasks)
     assert side.run() == 1
     most = rl.tasks_per_step * rl.group_size * tasks.domain.settings.max_turns * rl.sampling.max_tokens
     assert 0 < side.facts()["action_tokens"] <= most
 
 
-def test_rewards_are_the_environments(options: Options, tasks: search_domain.SearchTasks):
+def test_rewards_come_from_the_environment(options: Options, tasks: search_domain.SearchTasks):
     make = rl_iteration.tool_environment(tasks)
     task = tasks.tasks[0]
     right, wrong = make(), make()
@@ -190,8 +190,8 @@ def test_rewards_are_the_environments(options: Options, tasks: search_domain.Sea
 
 
 @pytest.mark.slow
-def test_merges_of_both_sides(options: Options):
-    """Contract: the merged models are the same before any time is compared."""
+def test_merges_of_both_sides_agree(options: Options):
+    """Contract: the merged models agree before times are compared."""
     folder = options.scratch / "merge"
     folders = merge.make_models(options, merge.SMALL, folder)
     try:
@@ -211,7 +211,7 @@ def test_merges_of_both_sides(options: Options):
         shutil.rmtree(folder)
 
 
-def test_start_up(options: Options):
+def test_startup_scenarios(options: Options):
     (result,) = startup.stage_help(options).values()
     assert result.summary()["theirs"] == startup.HELP_LIMIT_S
     for scenario in (startup.noop_repro, startup.noop_lifecycle, workers.measure, nodes.measure):
@@ -220,7 +220,7 @@ def test_start_up(options: Options):
 
 
 @pytest.mark.slow
-def test_what_tracking_costs(options: Options):
+def test_tracking_overhead(options: Options):
     results = tracking.measure(options)
     assert list(results) == ["tracking_stage_seconds", "tracking_outage_seconds"]
     for result in results.values():
@@ -231,12 +231,12 @@ def test_what_tracking_costs(options: Options):
     assert points == results["tracking_stage_seconds"].notes["points"]
 
 
-def test_tables_of_growth(options: Options):
+def test_scaling_tables(options: Options):
     assert [row["slots"] for row in scaling.rollouts(options)] == [1, 2]
     assert [row["tokens"] for row in scaling.steps(options)] == [48, 96]
 
 
-def test_profiles_name_the_parts_of_all_the_time(options: Options):
+def test_profile_shares_sum_to_one(options: Options):
     rows = profiles.measure(options)
     assert [row.pop("scenario").split("@")[0] for row in rows] == ["rollout_multi_turn", "mcts", "rl_iteration", "train_step_p16"]
     for row in rows:
@@ -246,7 +246,7 @@ def test_profiles_name_the_parts_of_all_the_time(options: Options):
     assert rows[-1]["backward pass"] > 0
 
 
-def test_a_call_belongs_to_the_first_part_that_matches():
+def test_call_belongs_to_the_first_matching_part():
     times = {
         "<method 'run_backward' of 'torch._C._EngineBase' objects>": 4.0,
         "<built-in method torch._C._nn.linear>": 2.0,
@@ -264,7 +264,7 @@ def test_a_call_belongs_to_the_first_part_that_matches():
     }
 
 
-def test_stage_times_are_those_of_the_last_finished_runs(tmp_path):
+def test_stage_times_are_those_of_the_last_finished_run(tmp_path):
     with pytest.raises(startup.SkippedError, match="make lifecycle"):
         lifecycle.recorded(tmp_path)
     with sqlite3.connect(tmp_path / lifecycle.STORE) as store:
@@ -292,12 +292,12 @@ def test_stage_times_are_those_of_the_last_finished_runs(tmp_path):
     }
 
 
-def test_sandbox_both_sides(options: Options):
-    """Contract: the warm server and a bubblewrap for each program say the same of every program."""
-    if lacking := fault("bubblewrap"):
+def test_sandbox_on_both_sides(options: Options):
+    """Contract: the warm server and one bubblewrap per program give the same result for every program."""
+    if missing := fault("bubblewrap"):
         with pytest.raises(startup.SkippedError, match="bubblewrap"):
             sandbox.measure(options)
-        pytest.skip(f"bubblewrap: {lacking}")
+        pytest.skip(f"bubblewrap: {missing}")
     results = sandbox.measure(options)
     assert set(results) == {"sandbox_programs", "sandbox_start"}
     assert results["sandbox_programs"].summary()["unit"] == "programs/s"

@@ -1,5 +1,4 @@
-"""An experiment is brought up to date: gate, tuning, looks, and what is left after a failure or a kill; by a runner that trains
-nothing."""
+"""Running an experiment: gate, tuning, looks, and resuming after a failure or a kill, with a runner that trains nothing."""
 
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ PARAMS: dict[str, Any] = {
 
 
 class FakeRunner(ExperimentRunner):
-    """Plays without the stages. `success` is of (algorithm, seed, learning rate); curves rise from the start to there."""
+    """Runs no stages. `success` depends on (algorithm, seed, learning rate); curves rise from the start to it."""
 
     code = "f" * 16
     start_of = 0.4
@@ -80,7 +79,7 @@ class FakeRunner(ExperimentRunner):
 
 
 class Equal(FakeRunner):
-    """Arms of equal success; differences scatter by 8 points."""
+    """Arms of equal success whose differences scatter by 8 points."""
 
     def success(self, algorithm: str, seed: int, rate: float) -> float:
         return 0.6 + 0.08 * ((seed + (algorithm == "rloo")) % 2)
@@ -103,7 +102,7 @@ def saved(root: Path, slug: str = "rloo") -> dict[str, Any]:
     return json.loads(result_path(root, slug).read_text())
 
 
-def test_a_decided_comparison_gets_no_further_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_decided_comparison_gets_no_further_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runner, failed = run(tmp_path, experiment(tmp_path))
     assert (failed, len(runner.played), runner.released) == (0, 8, 8)
     (claim,) = saved(tmp_path)["claims"]
@@ -114,7 +113,7 @@ def test_a_decided_comparison_gets_no_further_seeds(tmp_path: Path, capsys: pyte
 
 def test_only_arms_of_open_comparisons_get_further_seeds(tmp_path: Path) -> None:
     """Contract: grpo and pacs are compared up to the last look, rloo's claim is decided at the first; an arm that no claim names
-    is measured at the first look alone."""
+    is measured only at the first look."""
     pacs = {"says": "PACS is better.", "arm": "pacs", "against": "grpo"}
     one = experiment(
         tmp_path,
@@ -144,15 +143,16 @@ def test_after_each_look_the_rest_is_estimated(tmp_path: Path, capsys: pytest.Ca
     assert "look at 8 of 8 seeds: 0 of 1 comparisons open\nclaim: rloo: nothing to run; 1 claims, 0 open" in said
 
 
-def test_an_arm_that_does_not_train_is_run_once(tmp_path: Path) -> None:
+def test_arm_without_training_is_run_once(tmp_path: Path) -> None:
     arms = {"rloo": SPEC["arms"]["rloo"], "grpo": {"evaluate": {"models": ["sft"]}}}
     runner, _ = run(tmp_path, experiment(tmp_path, arms=arms))
     assert Counter(name.split("/")[0] for name in runner.played) == {"rloo": 4, "sft": 1}
     assert saved(tmp_path)["claims"][0]["verdict"] == "reproduced"
 
 
-def test_every_arm_is_tuned_over_the_same_values_before_seeds_are_spent(tmp_path: Path) -> None:
-    """Contract: on validation tasks with seeds of its own; the best value is the arm's, the smallest of equally good ones."""
+def test_every_arm_is_tuned_over_the_same_values_first(tmp_path: Path) -> None:
+    """Contract: tuning uses validation tasks and its own seeds; each arm gets its best value, the smallest of equally good
+    ones."""
 
     class Rates(FakeRunner):
         def success(self, algorithm: str, seed: int, rate: float) -> float:
@@ -170,10 +170,10 @@ def test_every_arm_is_tuned_over_the_same_values_before_seeds_are_spent(tmp_path
     assert found["cost"]["environment_steps"] == 9 * 14
     assert run(tmp_path, one)[0].played == []
     other, _ = run(tmp_path, experiment(tmp_path, "again", **TUNE), slug="again")
-    assert other.played == [], "tuning and runs of another experiment with the same settings"
+    assert other.played == [], "tuning and runs are reused from the other experiment"
 
 
-def test_tuning_is_on_enough_validation_tasks() -> None:
+def test_tuning_uses_at_least_96_validation_tasks() -> None:
     one = Experiment.model_validate({key: value for key, value in {**SPEC, **TUNE}.items() if value is not None})
     trials = sessions.trial_runs(one, PARAMS)
     assert {run.values["evaluate"]["split"] for run in trials} == {"valid"}
@@ -190,8 +190,8 @@ def test_a_choice_on_too_few_tasks_fails(tmp_path: Path, capsys: pytest.CaptureF
     assert "rloo/0.1/1000 played 80 validation tasks, and a choice takes 96; draw them" in capsys.readouterr().err
 
 
-def test_runs_from_before_tuning_count_if_their_value_is_chosen(tmp_path: Path) -> None:
-    """Contract: finished runs are kept until the value is chosen, judged after it, and dropped if another is."""
+def test_runs_before_tuning_count_if_their_value_is_chosen(tmp_path: Path) -> None:
+    """Contract: finished runs are kept until the value is chosen, and dropped if it is not theirs."""
     before, _ = run(tmp_path, experiment(tmp_path))
     assert len(before.played) == 8
 
@@ -200,7 +200,7 @@ def test_runs_from_before_tuning_count_if_their_value_is_chosen(tmp_path: Path) 
             return super().success(algorithm, seed, rate) - 0.3 * (rate != {"rloo": 0.01, "grpo": 0.1}[algorithm])
 
     runner, _ = run(tmp_path, experiment(tmp_path, **TUNE), Better(tmp_path))
-    assert sorted(runner.played[6:]) == [f"grpo/{seed}" for seed in range(4)], "rloo's were made at 0.01"
+    assert sorted(runner.played[6:]) == [f"grpo/{seed}" for seed in range(4)], "rloo ran at 0.01 before"
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_runs_from_before_tuning_count_if_their_value_is_chosen(tmp_path: Path) 
         ({"success": lambda *_: 0.3}, "'grpo' does not learn: 39.4% at first, 30.6% at last", 3),
     ],
 )
-def test_a_failed_gate_spends_no_seeds(
+def test_failed_gate_runs_no_seeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict, why: str, runs: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, value in change.items():
@@ -224,14 +224,14 @@ def test_a_failed_gate_spends_no_seeds(
     assert f"gate failed: {why}" in capsys.readouterr().out
 
 
-def test_a_gate_may_require_more(tmp_path: Path) -> None:
+def test_gate_may_have_further_requirements(tmp_path: Path) -> None:
     need = {"arm": "rloo", "metric": "panel.turns", "range": [0.9, 2.0]}
     runner, _ = run(tmp_path, experiment(tmp_path, **{**GATE, "gate": {"baseline": "grpo", "require": [need]}}))
     assert len(runner.played) == 6
     assert saved(tmp_path)["gate"]["why"] == "panel.turns of 'rloo' is 0.82, not 0.9 to 2"
 
 
-def test_a_passed_gate_is_kept_with_its_figures(tmp_path: Path) -> None:
+def test_passed_gate_is_saved_with_its_figures(tmp_path: Path) -> None:
     runner, _ = run(tmp_path, experiment(tmp_path, **GATE))
     assert sorted(runner.played[:3]) == ["grpo/0", "grpo/1", "grpo/2"]
     gate = saved(tmp_path)["gate"]
@@ -239,14 +239,14 @@ def test_a_passed_gate_is_kept_with_its_figures(tmp_path: Path) -> None:
     assert gate["first"] == pytest.approx([0.4 + gain / 18 for gain in (0.2, 0.23, 0.21)], abs=1e-6)
 
 
-def test_learning_is_tested_over_runs() -> None:
+def test_gate_tests_the_gain_over_runs() -> None:
     """t(0.95, 2) = 2.92: gains of 1, 2 and 3 have mean 2 and standard error 0.577, and 2 > 1.686; of 0, 2 and 4, 2 < 3.37."""
     assert rises([0.0, 0.0, 0.0], [1.0, 2.0, 3.0])
     assert not rises([0.0, 0.0, 0.0], [0.0, 2.0, 4.0])
     assert not rises([0.5, 0.5], [0.5, 0.5])
 
 
-def test_a_failed_run_leaves_the_others_and_is_tried_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_run_keeps_the_others_and_is_retried(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, runner = experiment(tmp_path), FakeRunner(tmp_path)
     runner.failing = "grpo/2"
     assert run(tmp_path, one, runner)[1] == 1
@@ -258,9 +258,9 @@ def test_a_failed_run_leaves_the_others_and_is_tried_again(tmp_path: Path, capsy
     assert saved(tmp_path)["start"] == {"grpo": 0.4, "rloo": 0.4}
 
 
-def test_a_killed_session_repeats_nothing_that_it_had_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Contract: killed at any write (here: before and after each file of each), gate, tuning and seeds go on; the end is the
-    same."""
+def test_killed_session_repeats_no_stored_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: killed before or after any write, a session resumes gate, tuning and seeds, repeats no stored run and ends with
+    the same result."""
 
     def stored() -> set[str]:
         found = saved(root) if result_path(root, "rloo").exists() else {"runs": {}, "trials": {}}
@@ -272,15 +272,15 @@ def test_a_killed_session_repeats_nothing_that_it_had_stored(tmp_path: Path, mon
     runner, _ = run(tmp_path / "a", one)
     expected, played = saved(tmp_path / "a"), Counter(runner.played)
     one, root = experiment(tmp_path / "b", **TUNE, **GATE), tmp_path / "b"
-    seen, real, began = set(), sessions.write, 0
+    seen, real, writes = set(), sessions.write, 0
 
     def killed(*arguments: Any) -> Any:
-        nonlocal began
-        began += 1
-        if began % 4 == 0:
+        nonlocal writes
+        writes += 1
+        if writes % 4 == 0:
             raise KeyboardInterrupt
         found = real(*arguments)
-        if began % 4 == 2:
+        if writes % 4 == 2:
             raise KeyboardInterrupt
         return found
 
@@ -298,12 +298,12 @@ def test_a_killed_session_repeats_nothing_that_it_had_stored(tmp_path: Path, mon
     assert seen | set(runner.played) == set(played)
 
 
-def test_an_interrupt_starts_no_further_runs() -> None:
-    """Contract: after Ctrl-C the runs in progress end and no others begin."""
-    began, ended = [], threading.Event()
+def test_interrupt_starts_no_further_runs() -> None:
+    """Contract: after Ctrl-C the runs in progress finish and no others start."""
+    started, ended = [], threading.Event()
 
     def play(one: str) -> str:
-        began.append(one)
+        started.append(one)
         if one != "first":
             ended.wait(60)
         return one
@@ -312,12 +312,12 @@ def test_an_interrupt_starts_no_further_runs() -> None:
     assert next(results) == ("first", "first")
     threading.Timer(0.2, ended.set).start()
     results.close()
-    assert "fourth" not in began
+    assert "fourth" not in started
 
 
-def test_the_cost_is_printed_before_anything_starts(tmp_path: Path) -> None:
-    """By hand: 2 arms x 3 values of tuning and 4 seeds each without anything known, 8 at most; once it is decided, nothing. Arms
-    whose differences never scatter need the first look alone."""
+def test_cost_before_and_after_the_runs(tmp_path: Path) -> None:
+    """2 arms x 3 values of tuning and 4 seeds each without results, 8 at most; nothing once it is decided. Arms whose differences
+    do not scatter need only the first look."""
     one = experiment(tmp_path, **TUNE)
     cost = cost_of(one, PARAMS, Results(), [])
     assert (cost.trials, cost.runs, cost.most, cost.seconds, cost.still_open) == (6, 6 + 16, 6 + 16, None, 1)
@@ -330,8 +330,8 @@ def test_the_cost_is_printed_before_anything_starts(tmp_path: Path) -> None:
     assert done.line(one, 2) == "nothing to run; 1 claims, 0 open"
 
 
-def test_an_open_comparison_costs_what_its_scatter_says(tmp_path: Path) -> None:
-    """Contract: expected seeds come from the spread of the differences so far, and lie between the next look and the last."""
+def test_cost_of_an_open_comparison_follows_its_scatter(tmp_path: Path) -> None:
+    """Contract: expected seeds follow from the spread of the differences so far, between the next look and the last."""
     one = experiment(tmp_path)
     runner = Equal(tmp_path)
     runner.failing = "grpo/5"
@@ -355,7 +355,7 @@ def test_an_open_comparison_costs_what_its_scatter_says(tmp_path: Path) -> None:
         (["reproduced", "reproduced"], 3, 64),
     ],
 )
-def test_a_verdict_is_an_exit_code(
+def test_verdict_command_exit_codes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: list, claim: int | None, code: int
 ) -> None:
     one = experiment(tmp_path, claims=[*SPEC["claims"], *SPEC["claims"]])
@@ -370,7 +370,7 @@ def test_a_verdict_is_an_exit_code(
     assert found == code
 
 
-def test_a_verdict_of_another_experiment_is_none(
+def test_verdict_of_a_changed_experiment_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     experiment(tmp_path)
@@ -385,8 +385,9 @@ def test_a_verdict_of_another_experiment_is_none(
     assert "unknown experiment lite-ppo; reports/claims has rloo" in capsys.readouterr().err
 
 
-def test_judging_again_needs_no_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Contract: verdicts follow a changed margin or look at once, and what the experiment no longer describes is dropped."""
+def test_judging_again_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Contract: verdicts follow a changed margin or look without new runs, and runs that the experiment no longer describes are
+    dropped."""
     run(tmp_path, experiment(tmp_path))
     stricter = experiment(tmp_path, claims=[{**SPEC["claims"][0], "threshold": 0.5}])
     command.judge_again(tmp_path, {"rloo": stricter}, PARAMS)

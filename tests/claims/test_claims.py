@@ -1,4 +1,4 @@
-"""The board of claims: experiments fixed before the run, runs that resume, verdicts, and the tables made from the files."""
+"""The claims board: experiments fixed before the run, resumable runs, verdicts, and pages made from the result files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,11 @@ from stages.claims.session import drop_outdated
 from stages.evaluation.panels import EVALUATION_SCHEMA
 from stages.params import ROOT
 from stages.records.episode import write_table
-from stages.reporting import board
+from stages.reporting.board.experiment_page import LANES, page_of
+from stages.reporting.board.index import PAGE
+from stages.reporting.board.pages import pages as board_pages
+from stages.reporting.board.rows import OUTDATED
+from stages.reporting.board.rows import rows as board_rows
 from stages.runtime.validation import ParamsError
 from stages.runtime.workspace import EvaluationWorkspace, RunFailedError
 
@@ -70,6 +74,7 @@ def write(root: Path, slug: str = "rloo", **changes: Any) -> Experiment:
     path = root / FOLDER / f"{slug}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump({**SPEC, **changes}, sort_keys=False), encoding="utf-8")
+    (root / "dvc.yaml").write_text("stages: {}\n", encoding="utf-8")  # no code bears on the runs
     return load_experiment(path)
 
 
@@ -95,12 +100,12 @@ def write(root: Path, slug: str = "rloo", **changes: Any) -> Experiment:
         ({"claims": [{**SPEC["claims"][0], "metric": "success"}]}, "metric"),
     ],
 )
-def test_an_experiment_that_is_not_well_formed_names_file_and_key(tmp_path: Path, changes: dict, message: str) -> None:
+def test_invalid_experiment_error_names_file_and_key(tmp_path: Path, changes: dict, message: str) -> None:
     with pytest.raises(ParamsError, match=rf"(?s)rloo\.yaml.*{message}"):
         write(tmp_path, **changes)
 
 
-def test_arms_are_overrides_and_always_take_effect() -> None:
+def test_arm_values_override_shared_and_domain_values() -> None:
     """params.yaml, then its overrides for the domain, then `shared`, then the arm; the budget ends every run."""
     values = run_values(experiment(), "rloo", 7, PARAMS)
     assert values["domains"] == ["search"]
@@ -116,11 +121,11 @@ def test_arms_are_overrides_and_always_take_effect() -> None:
                      claims=[{**SPEC["claims"][0], "arm": "a", "against": "b"}])  # fmt: skip
     assert arm_values(own, "a", PARAMS)["rl"]["group_size"] == 16
     assert arm_values(own, "b", PARAMS)["rl"]["steps"] == 5
-    assert PARAMS["per_domain"]["search"]["rl"] == {"steps": 50, "group_size": 2}, "nothing is changed in place"
+    assert PARAMS["per_domain"]["search"]["rl"] == {"steps": 50, "group_size": 2}, "the input is not modified"
 
 
-def test_arms_and_seeds_share_a_start() -> None:
-    """A claim about rl compares policies that came from one SFT policy; what comes before rl is the same for all its runs."""
+def test_arms_and_seeds_share_the_starting_policy() -> None:
+    """A claim about rl compares policies trained from one SFT policy, so everything before rl is the same for all runs."""
     starts = [start_values(run_values(experiment(), arm, seed, PARAMS)) for arm in SPEC["arms"] for seed in (0, 1)]
     assert all(start == starts[0] for start in starts)
     differing = {"a": {"sft": {"epochs": 1.0}}, "b": {}}
@@ -130,14 +135,14 @@ def test_arms_and_seeds_share_a_start() -> None:
     check_experiment(experiment(arms=differing, claims=claims, start="own"), PARAMS, "x.yaml")
 
 
-def test_a_bad_override_names_the_arm() -> None:
+def test_invalid_override_error_names_the_arm() -> None:
     bad = {"rloo": {"rl": {"group_sise": 4}}, "grpo": {}}
     with pytest.raises(ParamsError, match=r"x\.yaml: arm 'rloo'.*group_sise.*group_size"):
         check_experiment(experiment(arms=bad), PARAMS, "x.yaml")
 
 
-def test_what_its_environment_does_not_allow_names_the_arm() -> None:
-    """Contract: runs are made by parameters that a user may use, too: `python -m stages.params` would refuse these."""
+def test_setting_invalid_for_the_environment_names_the_arm() -> None:
+    """Contract: arms must pass the checks of `python -m stages.params`."""
     arms = {"rloo": {}, "grpo": {"annotate": {"returns": [-1.0, 1.0]}}}
     checked = check_experiment(experiment(arms=arms, start="own"), PARAMS, "x.yaml")
     with pytest.raises(ParamsError, match=r"x\.yaml: arm 'grpo': in per_domain\.search: .*annotate\.returns to \[0\.0, 1\.0\]"):
@@ -161,27 +166,27 @@ def missing(results: Results, runs: list) -> list[str]:
     return [run.name for run in results.missing(runs)]
 
 
-def test_runs_resume_by_arm_and_seed_and_changed_parameters_run_again(tmp_path: Path) -> None:
+def test_finished_runs_are_kept_unless_parameters_change(tmp_path: Path) -> None:
     one = write(tmp_path, looks=[3, 5])
     runs, results = planned_runs(one, PARAMS), Results()
     assert [run.name for run in runs[:3]] == ["rloo/0", "grpo/0", "rloo/1"], "seed by seed"
     fill(results, runs, [0.5, 0.5, 0.5], [0.4])
     write_results(tmp_path, "rloo", one, results)
-    again = Results.load(tmp_path, "rloo")
-    assert missing(again, runs) == ["grpo/1", "grpo/2", "rloo/3", "grpo/3", "rloo/4", "grpo/4"]
+    loaded = Results.load(tmp_path, "rloo")
+    assert missing(loaded, runs) == ["grpo/1", "grpo/2", "rloo/3", "grpo/3", "rloo/4", "grpo/4"]
     faster = planned_runs(one, {**PARAMS, "resources": {"device": "cpu", "threads": 64, "slots": 8}, "report": {"episodes": 1}})
-    assert len(again.missing(faster)) == 6, "speed and report are no part of a run"
+    assert len(loaded.missing(faster)) == 6, "resources and report are not part of a run"
     spelled = planned_runs(one, {**PARAMS, "sft": {"epochs": 4.0}, "rl": {**PARAMS["rl"], "credit": {"key": None}}})
-    assert len(again.missing(spelled)) == 6, "nor is a setting that says what holds without it"
+    assert len(loaded.missing(spelled)) == 6, "nor are explicit defaults"
     changed = {**PARAMS, "rl": {"learning_rate": 0.002}}
-    assert len(again.missing(planned_runs(one, changed))) == 10
-    assert drop_outdated(one, PARAMS, again) == 0
-    assert drop_outdated(one, changed, again) == 4
-    assert again.outcomes == {}
+    assert len(loaded.missing(planned_runs(one, changed))) == 10
+    assert drop_outdated(one, PARAMS, loaded) == 0
+    assert drop_outdated(one, changed, loaded) == 4
+    assert loaded.outcomes == {}
 
 
-def test_a_runs_key_is_that_of_its_parameters_alone() -> None:
-    """Contract: a run stays valid if another claim or metric is added; the key of every seed is the hash of its own settings."""
+def test_run_key_depends_only_on_its_parameters() -> None:
+    """Contract: a run stays valid if a claim or metric is added; each seed's key is the hash of its own settings."""
     more = experiment(
         measured=["panel.reward"], claims=[*SPEC["claims"], {**SPEC["claims"][0], "metric": "panel.turns", "margin": 1}]
     )
@@ -195,8 +200,8 @@ def test_a_runs_key_is_that_of_its_parameters_alone() -> None:
         assert run.key == digest(shaping(annotate, run.values)), run.name
 
 
-def test_a_run_that_lacks_a_metric_is_repeated_unless_its_rows_determine_it() -> None:
-    """Contract: pass@k and difficulty can be asked for after the runs; what nobody measured can't."""
+def test_run_without_a_metric_is_repeated_unless_rows_give_it() -> None:
+    """Contract: pass@k and difficulty can be computed after the runs; metrics that were not measured cannot."""
     rows = [
         {"task_id": name, "cluster": name, "difficulty": level, "attempts": 4, "successes": hits}
         | dict.fromkeys(("reward", "turns", "tokens", "accepted", "cost"), 0.5)
@@ -209,8 +214,8 @@ def test_a_run_that_lacks_a_metric_is_repeated_unless_its_rows_determine_it() ->
         **{"history.success.first": 0.0, "history.success.last": 0.8, "history.success.mean": 0.4, "panel.success": 0.5},
     }
     for metric, value in found.items():
-        asked = replace(run, required=(metric,))
-        assert results.missing([asked]) == []
+        required = replace(run, required=(metric,))
+        assert results.missing([required]) == []
         assert results.value(run.name, metric) == pytest.approx(value), metric
     for metric in (
         "panel.pass_at_k.8",
@@ -229,21 +234,21 @@ def curve(successes: list[float]) -> list[dict[str, Any]]:
     ]
 
 
-def test_tables_are_written_in_order_and_always_alike(tmp_path: Path) -> None:
-    """Contract: rows and curves of all runs in two files; the same content gives the same bytes, and dropped runs leave them."""
+def test_tables_are_sorted_and_byte_identical(tmp_path: Path) -> None:
+    """Contract: rows and curves of all runs are in two files; equal content gives equal bytes, and dropped runs are removed."""
     row = {"task_id": "a", "cluster": "x", "difficulty": 1.0, "attempts": 2, "successes": 1}
     row |= dict.fromkeys(("reward", "turns", "tokens", "accepted", "cost"), 0.5)
     tables = Tables({"b/10": [row], "b/9": [row], "a/3": [row]}, {"b/9": curve([0.25, 0.5])})
     tables.write(tmp_path, "x")
     rows, curves = (path.read_bytes() for path in paths(tmp_path, "x"))
-    again = Tables.load(tmp_path, "x")
-    assert list(again.rows) == ["a/3", "b/9", "b/10"]
-    assert again.rows["b/9"] == [row]
-    assert again.curves == tables.curves
-    again.write(tmp_path, "x")
+    loaded = Tables.load(tmp_path, "x")
+    assert list(loaded.rows) == ["a/3", "b/9", "b/10"]
+    assert loaded.rows["b/9"] == [row]
+    assert loaded.curves == tables.curves
+    loaded.write(tmp_path, "x")
     assert [path.read_bytes() for path in paths(tmp_path, "x")] == [rows, curves]
-    again.drop_others({"a/3"})
-    again.write(tmp_path, "x")
+    loaded.drop_others({"a/3"})
+    loaded.write(tmp_path, "x")
     assert (list(Tables.load(tmp_path, "x").rows), Tables.load(tmp_path, "x").curves) == (["a/3"], {})
 
 
@@ -258,25 +263,25 @@ def test_rows_per_task_are_means_over_attempts() -> None:
     assert (second["task_id"], second["attempts"], second["successes"], second["turns"]) == ("b", 2, 1, 3.5)
 
 
-def test_runs_of_another_experiment_are_taken_over() -> None:
-    """Contract: same parameters and seed, same run, whatever the arm is called, if it has the metrics that are needed."""
+def test_runs_of_other_experiments_are_reused() -> None:
+    """Contract: runs with equal parameters and seed are reused, whatever the arm's name, if they have the required metrics."""
     claims = [{**SPEC["claims"][0], "arm": "a", "against": "b"}]
     mine = experiment(arms={"a": {"rl": {"algorithm": "grpo"}}, "b": {}}, claims=claims)
     theirs, there = planned_runs(experiment(), PARAMS), Results(starts={"grpo": 0.3, "rloo": 0.3})
     fill(there, theirs, [0.5], [0.4, 0.6])
     there.tables.curves["grpo/1"] = curve([0.5])
     runs, here = planned_runs(mine, PARAMS), Results()
-    assert here.reuse([there], runs) == 4, "GRPO is the default: arms a and b are both theirs"
+    assert here.reuse([there], runs) == 4, "GRPO is the default, so arms a and b are both theirs"
     assert [here.value(name, "panel.success") for name in ("a/0", "a/1", "b/1")] == [0.4, 0.6, 0.6]
     assert here.starts == {"a": 0.3, "b": 0.3}
     assert here.tables.curves["b/1"] == curve([0.5])
     assert here.reuse([there], runs) == 0
     other = experiment(claims=[{**SPEC["claims"][0], "metric": "history.success.mean"}])
-    assert Results().reuse([there], planned_runs(other, PARAMS)) == 1, "the one whose curve is known"
+    assert Results().reuse([there], planned_runs(other, PARAMS)) == 1, "only one run has a curve"
 
 
-def test_what_is_measured_beside_the_claims_is_kept_and_shown(tmp_path: Path) -> None:
-    """Contract: `measured` metrics are in every run and, as means over seeds, on the page; without them nothing changes."""
+def test_measured_metrics_are_kept_and_shown(tmp_path: Path) -> None:
+    """Contract: `measured` metrics are in every run and, as means over seeds, on the page."""
     shown = ["panel.pass_at_k.1", "panel.turns"]
     one = write(tmp_path, measured=shown, claims=NOT_WORSE)
     assert set(shown) < set(metrics_of(one))
@@ -285,13 +290,13 @@ def test_what_is_measured_beside_the_claims_is_kept_and_shown(tmp_path: Path) ->
     for run in runs:
         results.add(run, outcome(0.5, **{"panel.pass_at_k.1": 0.2 + 0.1 * run.seed, "panel.turns": 3.0}))
     write_results(tmp_path, "rloo", one, results)
-    text = board.pages(tmp_path)[board.page_of("rloo")]
+    text = board_pages(tmp_path)[page_of("rloo")]
     assert "| arm | `panel.pass_at_k.1` | `panel.turns` |" in text
     assert "| `grpo` | 40.0 % | 3 |" in text
 
 
-def test_what_an_arm_does_not_have_is_a_dash_unless_a_claim_is_about_it(tmp_path: Path) -> None:
-    """Contract: metrics of claims must be in the runs of the arms that they name; of the others no run fails."""
+def test_metric_missing_in_an_arm_is_a_dash_unless_claimed(tmp_path: Path) -> None:
+    """Contract: a claim's metric is required in the runs of its arms; in other arms it may be missing."""
     values = "report.recovered.accuracy"
     arms = {"a": {}, "b": {"rl": {"epochs": 2}}, "c": {"rl": {"epochs": 3}}}
     claims = [{**NOT_WORSE[0], "arm": "a", "against": against} for against in ("b", "c")]
@@ -302,13 +307,13 @@ def test_what_an_arm_does_not_have_is_a_dash_unless_a_claim_is_about_it(tmp_path
     for run in runs:
         results.add(run, outcome(0.5, **{values: None if run.arm == "c" else 0.75}))
     write_results(tmp_path, "rloo", one, results)
-    text = board.pages(tmp_path)[board.page_of("rloo")]
+    text = board_pages(tmp_path)[page_of("rloo")]
     assert "| `c` | – |" in text
     assert "| `b` | 0.75 |" in text
 
 
 class CopyingRunner(ExperimentRunner):
-    """Runs of which the stages have already written what there is to measure."""
+    """Runs whose stages have already written their reports."""
 
     code = ""
 
@@ -326,7 +331,7 @@ class CopyingRunner(ExperimentRunner):
         return EvaluationWorkspace(folder)
 
 
-def test_a_run_without_a_required_metric_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_without_a_required_metric_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EvaluationWorkspace, "python", lambda *arguments: None)
     runner, values = CopyingRunner(tmp_path, "c" * 40), {"domains": ["search"]}
     metrics = ["panel.success", "report.recovered.accuracy"]
@@ -346,7 +351,7 @@ NOT_WORSE = [
 ]
 
 
-def test_the_verdict_is_the_paired_difference_against_the_threshold(tmp_path: Path) -> None:
+def test_verdict_compares_paired_difference_to_threshold(tmp_path: Path) -> None:
     """One look at five seeds, all of alpha: t(0.975, 4) = 2.776445. p: twice the tail of t(4) beyond 6."""
     one = experiment(looks=[5])
     runs, results = planned_runs(one, PARAMS), Results()
@@ -355,20 +360,20 @@ def test_the_verdict_is_the_paired_difference_against_the_threshold(tmp_path: Pa
     assert (early["verdict"], early["looks"], len(early["per_seed"]["grpo"])) == (None, [], 4)
     fill(results, runs, RLOO, GRPO)
     found = report(one, results)
-    judged = found["claims"][0]
-    assert (judged["verdict"], judged["effect"], judged["seeds"]) == ("reproduced", "better", 5)
-    assert judged["difference"] == pytest.approx(0.12)
-    assert (judged["low"], judged["high"]) == pytest.approx((0.12 - 0.0555289, 0.12 + 0.0555289), abs=1e-5)
-    assert judged["p"] == pytest.approx(0.003883, abs=1e-6)
-    assert judged["looks"][0].items() >= {"seeds": 5, "alpha": 0.05, "clusters": 0}.items()
+    claim = found["claims"][0]
+    assert (claim["verdict"], claim["effect"], claim["seeds"]) == ("reproduced", "better", 5)
+    assert claim["difference"] == pytest.approx(0.12)
+    assert (claim["low"], claim["high"]) == pytest.approx((0.12 - 0.0555289, 0.12 + 0.0555289), abs=1e-5)
+    assert claim["p"] == pytest.approx(0.003883, abs=1e-6)
+    assert claim["looks"][0].items() >= {"seeds": 5, "alpha": 0.05, "clusters": 0}.items()
     assert found["cost"] == {"environment_steps": 10100, "seconds": 20.0}
     assert found["commits"] == ["c" * 40]
     assert {"arms", "looks", "budget", "environment", "fixed", "family"} <= set(found)
 
 
-def test_rows_add_the_panels_error_if_all_runs_played_the_same_tasks(tmp_path: Path) -> None:
-    """Contract: over seeds and clusters with rows of every run on one panel; over seeds alone if one run lacks them or
-    differs."""
+def test_rows_of_one_panel_add_the_error_over_clusters(tmp_path: Path) -> None:
+    """Contract: the error is over seeds and clusters if every run has rows on one panel, and over seeds alone if a run lacks them
+    or differs."""
     one = experiment(looks=[5])
     runs, results = planned_runs(one, PARAMS), Results()
 
@@ -387,8 +392,8 @@ def test_rows_add_the_panels_error_if_all_runs_played_the_same_tasks(tmp_path: P
     assert report(one, results)["claims"][0]["looks"][0]["clusters"] == 0
 
 
-def test_a_claim_added_after_a_look_needs_fresh_seeds() -> None:
-    """Contract: an exploratory claim is not reproduced by seeds that somebody has seen; the fresh ones decide it."""
+def test_exploratory_claim_needs_fresh_seeds() -> None:
+    """Contract: an exploratory claim is not reproduced by seeds that were already seen; the fresh ones decide it."""
     results, numbers = Results(), (*RLOO, *RLOO)
     fill(results, planned_runs(experiment(), PARAMS), list(numbers), [*GRPO, *(0.9 for _ in range(5))])
     found = {
@@ -400,56 +405,65 @@ def test_a_claim_added_after_a_look_needs_fresh_seeds() -> None:
     assert (fresh["effect"], fresh["verdict"], fresh["per_seed"]["grpo"]) == ("worse", "not reproduced", [0.9] * 5)
 
 
-def board_after(root: Path, rloo: list[float], grpo: list[float], **changes: Any) -> None:
+def save_outcomes(root: Path, rloo: list[float], grpo: list[float], **changes: Any) -> None:
     one = write(root, **{"looks": [5], **changes})
     results = Results(starts={"rloo": 0.31, "grpo": 0.31})
     fill(results, planned_runs(one, PARAMS), rloo, grpo)
     write_results(root, "rloo", one, results)
 
 
-def test_the_board_is_made_from_the_files(tmp_path: Path) -> None:
-    board_after(tmp_path, RLOO, GRPO)
+def test_board_pages_are_made_from_the_result_files(tmp_path: Path) -> None:
+    save_outcomes(tmp_path, RLOO, GRPO)
     write(tmp_path, "zzz", method="Other")
-    pages = board.pages(tmp_path)
-    index, page = pages[board.PAGE], pages[board.page_of("rloo")]
-    assert "| [RLOO](rloo.md) | arXiv 2402.14740 | `rl.algorithm: rloo` | 1 reproduced |" in index
-    assert "| [Other](zzz.md) | arXiv 2402.14740 | `rl.algorithm: rloo` | 1 not run yet |" in index
-    assert "| RLOO is better than GRPO. | **reproduced** | +12.0 points (+6.4 to +17.6) |" in page
-    assert "| not run yet | – |" in pages[board.page_of("zzz")]
+    pages = board_pages(tmp_path)
+    index, page = pages[PAGE], pages[page_of("rloo")]
+    reproduced = "RLOO is better than GRPO. | **reproduced** | better | +12.0 points (+6.4 to +17.6) |"
+    assert f"| {reproduced} 5 | 0.004 | **0.004** |" in index
+    assert "| **[RLOO](rloo.md)** (search; 10k environment steps, 20 s) |" in index
+    assert "| **[Other](zzz.md)** (search; not run yet) |" in index
+    assert "keeps **1 of 1** differences" in index
+    assert "| Policy optimisation | 1 | 0 | 0 | 0 | 1 | 2 |" in index
+    assert f"| 1 | {reproduced} at least +2.0, margin 5.0 | 5 | 0.004 | **0.004** |" in page
+    assert "| 1 | RLOO is better than GRPO. | not judged yet | – | – |" in pages[page_of("zzz")]
+    assert "This experiment is not run yet." in pages[page_of("zzz")]
     assert "`rloo`: 50.0, 60.0, 70.0, 80.0, 90.0 | `grpo`: 40.0, 50.0, 60.0, 70.0, 70.0" in page
     assert "`rl.algorithm: rloo` | 31.0 %" in page
-    assert "10,100 environment steps" in page
-    assert board.pages(tmp_path) == pages
+    assert "Cost: 10k environment steps, 20 s; commit `cccccccccccc`." in page
+    assert "10 of 10 runs are of older code" in page
+    assert "Intervals are over seeds alone" in page
+    assert board_pages(tmp_path) == pages
 
 
-def test_a_board_says_what_is_not_finished_or_not_of_this_experiment(tmp_path: Path) -> None:
-    board_after(tmp_path, [0.5, 0.6], [0.4])
-    assert board.rows(tmp_path)[0].state == "1 of 5 seeds"
+def test_board_marks_unfinished_and_outdated_results(tmp_path: Path) -> None:
+    save_outcomes(tmp_path, [0.5, 0.6], [0.4])
+    assert board_rows(tmp_path)[0].state == "1 of 5 seeds"
     write(tmp_path, looks=[6])
-    assert board.rows(tmp_path)[0].state == board.OUTDATED
-    assert board.rows(tmp_path)[0].difference == "–"
+    assert board_rows(tmp_path)[0].state == OUTDATED
+    assert board_rows(tmp_path)[0].difference == "–"
 
 
-def test_not_reproduced_needs_to_say_what_was_checked(tmp_path: Path) -> None:
-    """`checked` is written after the result, and does not make it another experiment."""
-    board_after(tmp_path, GRPO, RLOO)
-    with pytest.raises(ParamsError, match=r"rloo\.yaml: claim 1 was not reproduced.*'checked'"):
-        board.pages(tmp_path)
-    checked = [{**SPEC["claims"][0], "checked": "advantages against tests/x.py"}]
+def test_claim_that_is_not_reproduced_requires_checked_and_world(tmp_path: Path) -> None:
+    """`checked` is added after the result and does not make it another experiment."""
+    save_outcomes(tmp_path, GRPO, RLOO)
+    with pytest.raises(ParamsError, match=r"rloo\.yaml: claim 1 was not reproduced.*'checked' and 'world'"):
+        board_pages(tmp_path)
+    checked = [{**SPEC["claims"][0], "checked": "advantages against tests/x.py", "world": "No: one turn."}]
     write(tmp_path, claims=checked, looks=[5])
-    page = board.pages(tmp_path)[board.page_of("rloo")]
+    page = board_pages(tmp_path)[page_of("rloo")]
     assert "| **not reproduced** |" in page
-    assert "- RLOO is better than GRPO. advantages against tests/x.py" in page
+    assert "- Claim 1: advantages against tests/x.py." in page
+    assert "- Claim 1: No: one turn." in page
 
 
-def test_differences_of_other_metrics_are_in_their_own_unit(tmp_path: Path) -> None:
+def test_differences_of_other_metrics_keep_their_unit(tmp_path: Path) -> None:
     claims = [{**SPEC["claims"][0], "metric": "panel.cost", "threshold": 0.0, "margin": 0.1}]
-    board_after(tmp_path, [0.5, 0.6, 0.5, 0.6, 0.5], [0.6, 0.5, 0.6, 0.5, 0.4], claims=claims)
-    row = board.rows(tmp_path)[0]
-    assert row.number(-1.25) == "−1.25"
+    save_outcomes(tmp_path, [0.5, 0.6, 0.5, 0.6, 0.5], [0.6, 0.5, 0.6, 0.5, 0.4], claims=claims)
+    row = board_rows(tmp_path)[0]
+    assert row.signed(-1.25) == "−1.25"
+    assert row.signed(-4650.0) == "−4,650"
 
 
-def test_metrics_are_read_from_what_the_stages_wrote(tmp_path: Path) -> None:
+def test_metrics_are_read_from_the_stage_reports(tmp_path: Path) -> None:
     (tmp_path / "reports/rl").mkdir(parents=True)
     found = {"success": {"mean": 0.5}, "by_difficulty": {"0": {"success": 0.75}}, "pass_at_k": {"1": 0.5, "64": 0.9}}
     found |= {"distinct_at_k": {"16": 2.5}, "solutions_differ": {"mean": 0.4, "n": 9}}
@@ -479,19 +493,19 @@ def test_metrics_are_read_from_what_the_stages_wrote(tmp_path: Path) -> None:
             read_metric(name, tmp_path, "search")
 
 
-def test_steps_to_a_success_are_the_budget_where_it_is_never_reached(tmp_path: Path) -> None:
-    """Contract: the first step that ends five whose mean success is at least that, by hand; a run that gets there too late or
-    never is censored at the budget, whatever it overshot it by."""
+def test_steps_to_success_are_censored_at_the_budget(tmp_path: Path) -> None:
+    """Contract: the first step at which the mean success of the last five reaches the share; runs that reach it after the budget
+    or never are censored at the budget."""
     (tmp_path / "reports/rl").mkdir(parents=True)
     (tmp_path / "reports/rl/search.json").write_text(json.dumps({"budget": 800}))
-    successes = [0.9, 0.1, 0.5, 0.5, 0.5, 0.6, 0.7, 0.9, 0.7]  # means of five from the fifth on: .5 .44 .56 .64 .68
+    successes = [0.9, 0.1, 0.5, 0.5, 0.5, 0.6, 0.7, 0.9, 0.7]  # means of the last five, from the fifth on: .5 .44 .56 .64 .68
     rows = "\n".join(f"{step + 1},{success},100" for step, success in enumerate(successes))
     (tmp_path / "reports/rl/search_history.csv").write_text(f"step,success,environment_steps\n{rows}\n")
     found = {share: read_metric(f"history.steps_to_success.{share}", tmp_path, "search") for share in (40, 50, 55, 64, 68, 70)}
     assert found == {40: 500, 50: 500, 55: 700, 64: 800, 68: 800, 70: 800}
 
 
-def test_results_name_a_commit_so_the_tree_must_be_clean(tmp_path: Path) -> None:
+def test_clean_commit_rejects_uncommitted_stages(tmp_path: Path) -> None:
     for name in ("stages/a.py", "dvc.yaml", "notes.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("a")
@@ -504,8 +518,8 @@ def test_results_name_a_commit_so_the_tree_must_be_clean(tmp_path: Path) -> None
         clean_commit(tmp_path)
 
 
-def test_every_shipped_experiment_is_sound_and_has_its_stage() -> None:
-    """Overrides that no longer fit params.yaml are found here, not hours into `make claims`."""
+def test_every_shipped_experiment_is_valid_and_in_dvc_yaml() -> None:
+    """Overrides that no longer fit params.yaml fail here, not hours into `make claims`."""
     params = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
     for slug in slugs(ROOT):
         path = ROOT / FOLDER / f"{slug}.yaml"
@@ -514,7 +528,7 @@ def test_every_shipped_experiment_is_sound_and_has_its_stage() -> None:
     assert pipeline["matrix"]["method"] == slugs(ROOT)
 
 
-def test_an_unknown_experiment_names_those_there_are(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_experiment_is_rejected(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr("sys.argv", ["claim", "lite-ppo"])
     assert stage.main() == 2
@@ -539,8 +553,9 @@ CHOICE: dict[str, Any] = {
 }
 
 
-def test_runs_of_the_offline_lane_have_settings_of_their_own() -> None:
-    """Contract: arms override the lane's settings and nothing of params.yaml; each seed is the run's; a bad key names its arm."""
+def test_offline_lane_has_its_own_settings() -> None:
+    """Contract: arms override the lane's settings and nothing of params.yaml; each run has its seed; an invalid key names its
+    arm."""
     one = Experiment.model_validate(OFFLINE)
     check_experiment(one, PARAMS, "x.yaml")
     runs = planned_runs(one, PARAMS)
@@ -553,8 +568,8 @@ def test_runs_of_the_offline_lane_have_settings_of_their_own() -> None:
         check_experiment(bad, PARAMS, "x.yaml")
 
 
-def test_runs_of_the_annotate_lane_train_nothing_and_seed_everything() -> None:
-    """Contract: the SFT policy plays unless the arm says how it chooses; the seed is that of SFT and trees too."""
+def test_annotate_lane_evaluates_sft_and_seeds_all_stages() -> None:
+    """Contract: the SFT policy plays unless the arm says how it chooses; the seed is also that of SFT and trees."""
     one = Experiment.model_validate(CHOICE)
     check_experiment(one, PARAMS, "x.yaml")
     plain, q = (run_values(one, arm, 2, PARAMS) for arm in ("plain", "q"))
@@ -563,17 +578,17 @@ def test_runs_of_the_annotate_lane_train_nothing_and_seed_everything() -> None:
     assert start_values(plain) != start_values(run_values(one, "plain", 3, PARAMS))
 
 
-def test_what_learns_from_stored_episodes_needs_steps_in_place_of_a_budget() -> None:
+def test_offline_methods_have_steps_instead_of_a_budget() -> None:
     """Contract: no budget ends these runs, and an arm may take fewer steps than the others."""
     values = {**SPEC, "budget": None, "shared": {"rl": {"algorithm": "stored_pg", "steps": 40}}}
     one = Experiment.model_validate({**values, "arms": {"rloo": {"rl": {"algorithm": "b_coder"}}, "grpo": {"rl": {"steps": 9}}}})
-    told = [run_values(one, arm, 0, PARAMS)["rl"] for arm in ("rloo", "grpo")]
-    assert [rl["steps"] for rl in told] == [40, 9]
-    assert all(rl.get("environment_steps") is None for rl in told)
+    sections = [run_values(one, arm, 0, PARAMS)["rl"] for arm in ("rloo", "grpo")]
+    assert [rl["steps"] for rl in sections] == [40, 9]
+    assert all(rl.get("environment_steps") is None for rl in sections)
     check_experiment(one, PARAMS, "here")
 
 
-def test_an_arm_of_rl_may_say_who_plays() -> None:
+def test_rl_arm_may_choose_the_evaluated_model() -> None:
     one = experiment(arms={"rloo": {}, "grpo": {"evaluate": {"models": ["rl@search+logprob"]}}})
     assert arm_values(one, "rloo", PARAMS)["evaluate"]["models"] == ["rl@search"]
     assert arm_values(one, "grpo", PARAMS)["evaluate"]["models"] == ["rl@search+logprob"]
@@ -587,13 +602,13 @@ def test_an_arm_of_rl_may_say_who_plays() -> None:
         ({**SPEC, "budget": None}, "it ends the runs of lane rl"),
     ],
 )
-def test_lanes_are_not_mixed(changes: dict, message: str) -> None:
+def test_settings_of_other_lanes_are_rejected(changes: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Experiment.model_validate(changes)
 
 
-def test_a_new_key_leaves_what_was_fixed_before() -> None:
-    """Contract: only what an experiment says is hashed, so that results stay valid when the format gets another key."""
+def test_unset_keys_do_not_change_the_digest() -> None:
+    """Contract: only the keys that an experiment sets are hashed, so results stay valid when the format gets another key."""
     claim = {key: one for key, one in SPEC["claims"][0].items() if key != "says"} | {"margin": 0.05}
     values = {key: SPEC[key] for key in ("environment", "budget", "shared", "arms")}
     assert experiment().fixed == digest({**values, "claims": [claim]})
@@ -606,12 +621,12 @@ def test_rewording_a_claim_keeps_its_results() -> None:
     assert experiment(claims=[{**claim, "threshold": 0.07}]).fixed != experiment().fixed
 
 
-def test_the_board_tells_what_a_run_of_a_lane_is(tmp_path: Path) -> None:
+def test_board_describes_the_runs_of_a_lane(tmp_path: Path) -> None:
     for slug, values in (("offline", OFFLINE), ("choice", CHOICE)):
         path = tmp_path / FOLDER / f"{slug}.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
-    page = "\n".join(board.pages(tmp_path).values())
-    assert f"looks at 8, 12, 20 paired seeds, {board.LANES['offline_q']}." in page
+    page = "\n".join(board_pages(tmp_path).values())
+    assert f"looks at 8, 12, 20 paired seeds, {LANES['offline_q']}." in page
     assert "overrides of stages/control/settings.py" in page
-    assert board.LANES["annotate"] in page
+    assert LANES["annotate"] in page

@@ -1,6 +1,6 @@
-"""`make claims` killed with SIGKILL, while the start is made and while runs are played, on stages that take no time.
+"""`make claims` killed with SIGKILL, while the start is built and while runs are in progress.
 
-The stages of this project are a few lines: what is tested is the board's own work, from the commit to the verdict.
+The project's stages are stubs of a few lines: what is tested is the command's own work, from the commit to the verdict.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ STEPS = 3
 STAGES = {
     "__init__": "",
     "parent": (ROOT / "stages" / "runtime" / "parent.py").read_text(),
-    "diary": """
+    "events": """
 import os
-def say(text):
-    with open(os.environ["DIARY"], "a") as diary:
-        diary.write(text + chr(10))
+def record(text):
+    with open(os.environ["EVENTS"], "a") as events:
+        events.write(text + chr(10))
 """,
     "annotate": """
 import os, pathlib, time
-from stages.diary import say
+from stages.events import record
 from stages.runtime.parent import die_with_parent
 die_with_parent()
-say("start begun")
-while not pathlib.Path(os.environ["DIARY"] + ".go").exists():
+record("start began")
+while not pathlib.Path(os.environ["EVENTS"] + ".go").exists():
     time.sleep(0.05)
 pathlib.Path("data/annotated").write_text("pairs")
-say("start made")
+record("start finished")
 """,
     "rl": f"""
 import json, pathlib, time
 import yaml
-from stages.diary import say
+from stages.events import record
 from stages.runtime.parent import die_with_parent
 die_with_parent()
 rl = yaml.safe_load(open("params.yaml"))["rl"]
@@ -57,7 +57,7 @@ assert pathlib.Path("data/annotated").read_text() == "pairs"
 checkpoint = pathlib.Path("checkpoint")
 for step in range(int(checkpoint.read_text()) if checkpoint.exists() else 0, {STEPS}):
     time.sleep(0.05)
-    say(f"{{rl['algorithm']}}/{{rl['seed']}} step {{step}}")
+    record(f"{{rl['algorithm']}}/{{rl['seed']}} step {{step}}")
     checkpoint.write_text(str(step + 1))
 pathlib.Path("reports/rl").mkdir(parents=True)
 pathlib.Path("reports/rl/search.json").write_text(json.dumps({{"environment_steps": 12}}))
@@ -65,11 +65,11 @@ pathlib.Path("reports/rl/search.json").write_text(json.dumps({{"environment_step
     "evaluate": """
 import json, pathlib, shutil
 import yaml
-from stages.diary import say
+from stages.events import record
 params = yaml.safe_load(open("params.yaml"))
 seed, rloo = params["rl"]["seed"] or 0, params["rl"]["algorithm"] == "rloo"
 success = 0.1 * seed + (0.2 + 0.01 * (seed % 2)) * rloo
-say("evaluated " + params["evaluate"]["models"][0])
+record("evaluated " + params["evaluate"]["models"][0])
 pathlib.Path("data/evaluation").mkdir(exist_ok=True)
 shutil.copy("data/base/rows.parquet", "data/evaluation/rows.parquet")
 of = {name: {"mean": success} for name in ("success", "turns", "cost", "tokens")}
@@ -114,22 +114,22 @@ def project(root: Path) -> None:
 
 
 def begin(root: Path) -> subprocess.Popen[bytes]:
-    """What `make claims METHOD=rloo` runs, two runs at a time."""
-    program = root.parent / "claim.py"  # beside the project, whose own `stages` it must not find
+    """Starts what `make claims METHOD=rloo` starts, two runs at a time."""
+    program = root.parent / "claim.py"  # outside the project, so that it does not import the project's `stages`
     program.write_text("from stages.claims.__main__ import main\nraise SystemExit(main())\n")
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("DVC_", "BELLWETHER_"))}
-    environment = {**kept, "PYTHONPATH": str(ROOT), "DIARY": str(root / "diary"), "BELLWETHER_JOBS": "2"}
-    environment["SHELL"] = "/bin/sh"  # dash, where Debian is, stays between DVC and the stage
-    with (root / "said").open("ab") as said:
-        return subprocess.Popen([sys.executable, str(program), "rloo"], cwd=root, env=environment, stdout=said, stderr=said)
+    environment = {**kept, "PYTHONPATH": str(ROOT), "EVENTS": str(root / "events"), "BELLWETHER_JOBS": "2"}
+    environment["SHELL"] = "/bin/sh"  # dash (Debian's sh) stays between DVC and the stage
+    with (root / "output").open("ab") as output:
+        return subprocess.Popen([sys.executable, str(program), "rloo"], cwd=root, env=environment, stdout=output, stderr=output)
 
 
-def diary(root: Path) -> list[str]:
-    return (root / "diary").read_text().splitlines() if (root / "diary").exists() else []
+def events(root: Path) -> list[str]:
+    return (root / "events").read_text().splitlines() if (root / "events").exists() else []
 
 
-def at_work(root: Path) -> list[str]:
-    """Processes whose folder is below `root`."""
+def processes_in(root: Path) -> list[str]:
+    """Processes whose working directory is below `root`."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -139,45 +139,45 @@ def at_work(root: Path) -> list[str]:
     return found
 
 
-def killed_when(root: Path, there: Callable[[list[str]], bool]) -> None:
-    """Begin, and kill once the diary says so; whoever was at work ends with it."""
+def kill_when(root: Path, reached: Callable[[list[str]], bool]) -> None:
+    """Starts the command, kills it once the event log satisfies `reached`, and waits until its stages have ended, too."""
     process = begin(root)
-    while not there(diary(root)):
-        assert process.poll() is None, (root / "said").read_text()
+    while not reached(events(root)):
+        assert process.poll() is None, (root / "output").read_text()
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
     deadline = time.monotonic() + 60
-    while at_work(root):
+    while processes_in(root):
         assert time.monotonic() < deadline, "a stage outlived the command that had started it"
         time.sleep(0.05)
 
 
-def test_a_killed_board_goes_on_where_it_was(tmp_path: Path) -> None:
-    """Contract: no run that ended is repeated, one that was killed goes on from its checkpoint, the start is made whole."""
+def test_killed_claims_command_resumes(tmp_path: Path) -> None:
+    """Contract: no finished run is repeated, a killed one resumes from its checkpoint, and an unfinished start is rebuilt."""
     root = tmp_path / "project"
     project(root)
-    killed_when(root, lambda said: "start begun" in said)
-    assert "start made" not in diary(root)
-    (root / "diary.go").touch()
-    killed_when(root, lambda said: "grpo/1 step 1" in said)
+    kill_when(root, lambda lines: "start began" in lines)
+    assert "start finished" not in events(root)
+    (root / "events.go").touch()
+    kill_when(root, lambda lines: "grpo/1 step 1" in lines)
     saved = json.loads((root / FOLDER / "rloo.json").read_text())
     assert saved["claims"][0]["verdict"] is None
     ended = set(saved["runs"])
     assert set() < ended < {f"{arm}/{seed}" for arm in EXPERIMENT["arms"] for seed in range(4)}
-    half = diary(root)
+    before = events(root)
     git(root, "commit", "--allow-empty", "-qm", "b")
 
-    assert begin(root).wait() == 0, (root / "said").read_text()
+    assert begin(root).wait() == 0, (root / "output").read_text()
     report = json.loads((root / FOLDER / "rloo.json").read_text())
     claim = report["claims"][0]
     assert (claim["verdict"], claim["difference"], claim["seeds"], len(report["runs"])) == ("reproduced", 0.205, 4, 8)
     assert report["runs"]["grpo/3"]["metrics"]["panel.success"] == pytest.approx(0.3)
-    assert len(report["commits"]) == 2, "the code that bears on runs is the same"
-    said = Counter(diary(root))
-    assert {f"{run} step {step}" for run in report["runs"] for step in range(STEPS)} == {line for line in said if "step" in line}
-    assert said["grpo/1 step 0"] == 1, "the run in hand went on from its checkpoint"
-    assert not {line.split(" ")[0] for line in diary(root)[len(half) :]} & ended
-    assert (said["start made"], said["evaluated sft"]) == (1, 1)
+    assert len(report["commits"]) == 2, "the second commit changes nothing that runs depend on"
+    seen = Counter(events(root))
+    assert {f"{run} step {step}" for run in report["runs"] for step in range(STEPS)} == {line for line in seen if "step" in line}
+    assert seen["grpo/1 step 0"] == 1, "the run in progress resumed from its checkpoint"
+    assert not {line.split(" ")[0] for line in events(root)[len(before) :]} & ended
+    assert (seen["start finished"], seen["evaluated sft"]) == (1, 1)
     left = {path for path in (root / WORKSPACES).glob("*/*") if path.is_dir()}
     assert [path.name.split("-")[0] for path in left] == ["start"]

@@ -1,4 +1,4 @@
-"""The experiment on annotation: its numbers by hand, its known worlds, its place on the board."""
+"""The annotation experiment: hand-computed metrics, known worlds, equal cost of the arms, shared start."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def row(node: int, parent: int, n: int, c: int, end: bool = False) -> dict[str, 
     return {**base, "n_success": c, "n_rollouts": n, "reward": float(end and c > 0), "terminal": end, "truncated": False}
 
 
-def test_the_numbers_by_hand() -> None:
-    """Two labelled actions with q 1 and 0.5 against exact values; the pair prefers the one of lower Q*."""
+def test_label_metrics_of_a_small_tree() -> None:
+    """Two labelled actions with q 1 and 0.5 compared with exact values; the pair prefers the one of lower Q*."""
     tree = [
         row(0, -1, 8, 6),
         row(1, 0, 4, 4),
@@ -37,23 +37,23 @@ def test_the_numbers_by_hand() -> None:
         row(4, 2, 2, 2, True),
         row(5, 2, 2, 0, True),
     ]
-    worth = {1: (0.7, 0.4), 2: (0.5, 0.9), 3: (1.0, 1.0), 4: (1.0, 1.0), 5: (0.0, 0.0)}
-    found = score_labels(tree, Annotate(labels={"pool": False}), lambda tree, node: worth[node], tokens=500)
+    exact = {1: (0.7, 0.4), 2: (0.5, 0.9), 3: (1.0, 1.0), 4: (1.0, 1.0), 5: (0.0, 0.0)}
+    found = score_labels(tree, Annotate(labels={"pool": False}), lambda tree, node: exact[node], tokens=500)
     assert tuple(found) == METRICS
     assert found["rmse_policy"] == pytest.approx((0.09 / 2) ** 0.5)
     assert found["rmse_best"] == pytest.approx(((0.36 + 0.16) / 2) ** 0.5)
     assert (found["rank_policy"], found["rank_best"]) == (pytest.approx(1.0), pytest.approx(-1.0))
     assert found["pair_accuracy_policy"] == 1.0
-    # 1 rather than 2 is wrong by Q*; below 2, the right end rather than the wrong one is right.
+    # By Q*, preferring 1 to 2 is wrong; below 2, preferring the success to the failure is right.
     assert (found["pair_accuracy"], found["right_pairs"], found["labels"]) == (0.5, 0.0, 4.0)
     assert found["trees_with_pairs"] == 1.0
-    assert found["first_error_accuracy"] == 1.0, "the last step of the only wrong end"
+    assert found["first_error_accuracy"] == 1.0, "the last step of the only failure"
     assert rank_correlation(np.array([1.0, 1.0]), np.array([0.0, 1.0])) == 0.0
 
 
-def test_first_errors_by_hand() -> None:
-    """Contract: of two wrong ends the tree tells one's first error, the last step; below the other's first step no rollout went
-    right, though the policy may still succeed from there."""
+def test_first_error_accuracy() -> None:
+    """Contract: of two failures the tree locates one's first error, the last step; below the other's first step no rollout
+    succeeded, though the policy may still succeed from there."""
     tree = [
         row(0, -1, 3, 1),
         row(1, 0, 2, 1),
@@ -62,15 +62,15 @@ def test_first_errors_by_hand() -> None:
         row(4, 1, 1, 0, True),
         row(5, 2, 1, 0, True),
     ]
-    worth = {1: 0.5, 2: 0.3, 3: 1.0, 4: 0.0, 5: 0.0}
-    assert first_error_accuracy([tree], lambda tree, node: (worth[node], 0.0)) == 0.5
-    worth[2] = 0.0
-    assert first_error_accuracy([tree], lambda tree, node: (worth[node], 0.0)) == 1.0
-    assert first_error_accuracy([tree[:4]], lambda tree, node: (worth[node], 0.0)) == 0.0
+    exact = {1: 0.5, 2: 0.3, 3: 1.0, 4: 0.0, 5: 0.0}
+    assert first_error_accuracy([tree], lambda tree, node: (exact[node], 0.0)) == 0.5
+    exact[2] = 0.0
+    assert first_error_accuracy([tree], lambda tree, node: (exact[node], 0.0)) == 1.0
+    assert first_error_accuracy([tree[:4]], lambda tree, node: (exact[node], 0.0)) == 0.0
 
 
-def test_known_worlds_are_known() -> None:
-    """Contract: in worlds of kind sure Q* is 0 or 1, Q of the policy lies below it, and much search finds both."""
+def test_known_worlds_have_exact_values() -> None:
+    """Contract: in worlds of kind sure Q* is 0 or 1, the policy's Q is at most that, and a long search finds both."""
     for world in range(20):
         for arm in range(ARMS):
             policy, best = value(world, (arm,), kind="sure"), value(world, (arm,), best=True, kind="sure")
@@ -85,9 +85,9 @@ def test_known_worlds_are_known() -> None:
     assert few["rank_policy"] > 0.5
 
 
-def test_all_arms_cost_the_same() -> None:
-    """Contract: every arm of the experiment spends the same tokens in the known worlds, up to its last rollouts, but for
-    OmegaPRM's search, which may find nothing left to search."""
+def test_all_arms_spend_the_same_tokens() -> None:
+    """Contract: every arm spends the same tokens in the known worlds, up to its last rollouts, except OmegaPRM, which may run out
+    of rollouts to search."""
     experiment = load_experiment(ROOT / FOLDER / "mcts_annotation.yaml")
     params = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
     checked = check_experiment(experiment, params, "mcts_annotation.yaml")
@@ -99,22 +99,22 @@ def test_all_arms_cost_the_same() -> None:
         assert least <= spent <= mcts_labels.KNOWN_TOKENS + 64, (arm, spent)
 
 
-def test_arms_share_a_start_and_runs_a_seed() -> None:
-    """Contract: what is before the trees is the same for all arms and seeds; the seed is that of the searches."""
+def test_arms_share_a_start_and_differ_only_in_annotate() -> None:
+    """Contract: everything before the trees is the same for all arms and seeds; the seed is that of the searches."""
     experiment = load_experiment(ROOT / FOLDER / "mcts_annotation.yaml")
     params = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
     common = common_values(experiment, params)
     assert common["annotate"]["iterations"] == 4
     for arm in experiment.arms:
         values = run_values(experiment, arm, 3, params)
-        assert values["rl"]["seed"] == 3, "what stages/claims/mcts_labels.py reads"
+        assert values["rl"]["seed"] == 3, "read by stages/claims/mcts_labels.py"
         assert values["seed"] == params["seed"]
         assert {**values, "annotate": 0, "rl": 0} == {**common, "annotate": 0, "rl": 0}
         assert arm_values(experiment, arm, params)["annotate"] == values["annotate"]
     assert set(metrics_of(experiment)) == {f"labels.{world}.{name}" for world in WORLDS for name in METRICS}
 
 
-def test_a_lane_without_training_has_no_budget_of_it() -> None:
+def test_labels_lane_rejects_a_training_budget() -> None:
     values = yaml.safe_load((ROOT / FOLDER / "mcts_annotation.yaml").read_text(encoding="utf-8"))
     with pytest.raises(ValueError, match="lane labels plays no episodes"):
         Experiment.model_validate({**values, "budget": {"environment_steps": 5}})
@@ -122,11 +122,12 @@ def test_a_lane_without_training_has_no_budget_of_it() -> None:
         Experiment.model_validate({**values, "lane": "rl"})
 
 
-def test_a_run_is_judged_where_all_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Contract: a run of lane labels works in the copy that all arms start from, with the arm's parameters, and is told whole."""
+def test_label_run_uses_the_shared_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: a run of lane labels works in the workspace that all arms start from, with the arm's parameters, and returns all
+    metrics."""
     experiment = load_experiment(ROOT / FOLDER / "mcts_annotation.yaml")
     params = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
-    started, asked = [], []
+    started, commands = [], []
     metrics = dict.fromkeys(metrics_of(experiment), 0.5)
 
     def start(self: ExperimentRunner, values: Any) -> EvaluationWorkspace:
@@ -134,7 +135,7 @@ def test_a_run_is_judged_where_all_start(tmp_path: Path, monkeypatch: pytest.Mon
         return EvaluationWorkspace(tmp_path)
 
     def run(workspace: EvaluationWorkspace, arguments: list[str], threads: int) -> None:
-        asked.append(arguments[:2])
+        commands.append(arguments[:2])
         folder = workspace.folder
         settings = yaml.safe_load((folder / arguments[arguments.index("--settings") + 1]).read_text(encoding="utf-8"))
         assert settings["annotate"]["selection"]["rule"] == "flat"
@@ -146,5 +147,5 @@ def test_a_run_is_judged_where_all_start(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(ExperimentRunner, "code", "")
     found = ExperimentRunner(tmp_path, "c" * 40, lane="labels").measure("run", values, common, metrics_of(experiment))
     assert started == [common]
-    assert asked == [["-m", "stages.claims.mcts_labels"]]
+    assert commands == [["-m", "stages.claims.mcts_labels"]]
     assert (found.metrics, found.environment_steps, found.commit) == (metrics, 7, "c" * 40)

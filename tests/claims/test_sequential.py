@@ -1,4 +1,4 @@
-"""The rules of a verdict; simulations that false ones are at most the nominal 5 % and true ones as frequent as planned."""
+"""Rules of verdicts; simulations of their error rates (nominal 5 %) and power."""
 
 import math
 from collections.abc import Callable
@@ -47,7 +47,7 @@ ALTERNATING = np.array([1.0, -1.0] * 16)
 # Rules
 
 
-def test_the_level_is_split_over_the_looks() -> None:
+def test_level_is_split_over_the_looks() -> None:
     assert alphas(THREE) == pytest.approx([0.01, 0.015, 0.025])
     assert alphas(FOUR) == pytest.approx([0.05 / 9, 0.075 / 9, 0.125 / 9, 0.2 / 9])
     assert alphas([8]) == [ALPHA]
@@ -69,7 +69,7 @@ def test_the_level_is_split_over_the_looks() -> None:
         (0.0, 0.0, "undecided"),
     ],
 )
-def test_effects(low: float, high: float, expected: str) -> None:
+def test_effect_of_an_interval(low: float, high: float, expected: str) -> None:
     found = estimate(low, high, 0.0 if low == high else 0.005)
     assert effect(found, 0.05) == expected
     by_effect = {"better": "reproduced", "undecided": "undecided"}
@@ -94,23 +94,23 @@ def test_effects(low: float, high: float, expected: str) -> None:
         ("equivalence", -0.2, -0.051, "not reproduced"),
     ],
 )
-def test_verdicts(kind: Kind, low: float, high: float, expected: str) -> None:
+def test_verdict_of_an_interval(kind: Kind, low: float, high: float, expected: str) -> None:
     assert verdict(kind, 0.02, 0.05, estimate(low, high)) == expected
 
 
 @pytest.mark.parametrize("kind", ["superiority", "non_inferiority", "equivalence"])
-def test_equal_differences_decide_nothing(kind: Kind) -> None:
-    """Contract: an interval of width 0 is no verdict of any kind, wherever it lies; so the last look comes."""
+def test_degenerate_interval_is_undecided(kind: Kind) -> None:
+    """Contract: an interval of width 0 gives no verdict of any kind, so all looks are taken."""
     for value in (-0.2, 0.0, 0.02, 0.2):
         looks = judge(THREE, Sample(np.full(20, value)), NONE, Rule(kind))
         assert [(look.seeds, look.effect, look.verdict) for look in looks] == [(n, "undecided", "undecided") for n in THREE]
 
 
-def test_superiority_by_hand() -> None:
-    """Eight paired differences, in points: 4, 6, 5, 7, 3, 5, 6, 4. Mean 40 / 8 = 5; deviations -1, 1, 0, 2, -2, 0, 1, -1, squares
-    12 in all; standard deviation sqrt(12 / 7) = 1.309307, standard error 1.309307 / sqrt(8) = 0.462910. The first of three looks
-    has level 0.05 * 1 / 5 = 0.01: t(7) at 99.5 % is 3.499483, the interval 5 +- 1.619946 = 3.380 to 6.620. Above 0: better.
-    5 is at least 3: reproduced, and not at a threshold of 6."""
+def test_superiority_at_the_first_look() -> None:
+    """Eight paired differences, in points: 4, 6, 5, 7, 3, 5, 6, 4. Mean 40 / 8 = 5; deviations -1, 1, 0, 2, -2, 0, 1, -1, sum of
+    squares 12; standard deviation sqrt(12 / 7) = 1.309307, standard error 1.309307 / sqrt(8) = 0.462910. The first of three looks
+    has level 0.05 * 1 / 5 = 0.01: t(7) at 99.5 % is 3.499483, the interval 5 +- 1.619946 = 3.380 to 6.620. Above 0: better. 5 is
+    at least 3: reproduced; below 6: not reproduced."""
     a = np.array([54, 62, 58, 66, 51, 60, 61, 55]) / 100
     b = np.array([50, 56, 53, 59, 48, 55, 55, 51]) / 100
     (look,) = judge(THREE, Sample(a), Sample(b), Rule("superiority", 0.03))
@@ -119,11 +119,11 @@ def test_superiority_by_hand() -> None:
     assert judge(THREE, Sample(a), Sample(b), Rule("superiority", 0.06))[-1].verdict == "not reproduced"
 
 
-def test_equivalence_by_hand() -> None:
-    """Differences of +-6 points in turn. Eight seeds: sum of squares 8 * 36 = 288, standard deviation sqrt(288 / 7) = 6.414270,
-    standard error 2.267787; t(7) at 1 - 0.01 is 2.997952: margin interval +-6.799, beyond 5: undecided. Twelve: sqrt(432 / 11) =
-    6.266796, standard error 1.809068; t(11) at 1 - 0.015 is 2.490664: +-4.505782, within 5; t(11) at 1 - 0.0075 is 2.879 or so:
-    +-5.21, around 0: equivalent, so a claim of superiority is not reproduced."""
+def test_equivalence_at_the_second_look() -> None:
+    """Differences alternate between +6 and -6 points. Eight seeds: sum of squares 8 * 36 = 288, standard deviation sqrt(288 / 7)
+    = 6.414270, standard error 2.267787; t(7) at 1 - 0.01 is 2.997952: margin interval +-6.799, beyond 5: undecided. Twelve:
+    sqrt(432 / 11) = 6.266796, standard error 1.809068; t(11) at 1 - 0.015 is 2.490664: +-4.505782, within 5; t(11) at 1 - 0.0075
+    is about 2.879: +-5.21, around 0: equivalent, so a claim of superiority is not reproduced."""
     first, second = judge(THREE, Sample(0.06 * ALTERNATING), NONE, Rule("superiority"))
     assert (first.seeds, first.effect, first.verdict) == (8, "undecided", "undecided")
     assert first.estimate.margin_high == pytest.approx(0.067987, abs=1e-6)
@@ -132,14 +132,14 @@ def test_equivalence_by_hand() -> None:
     assert second.estimate.high == pytest.approx(0.0521, abs=1e-4)
 
 
-def test_a_decided_look_stays_decided() -> None:
-    """Contract: later seeds, here of an arm that turns worse, do not reopen a claim."""
+def test_decided_look_stays_decided() -> None:
+    """Contract: later seeds, here of an arm that becomes worse, do not reopen a claim."""
     values = np.concatenate([0.1 + 0.01 * ALTERNATING[:8], -0.5 + 0.01 * ALTERNATING[:12]])
     looks = judge(THREE, Sample(values), NONE, Rule("superiority"))
     assert [(look.seeds, look.verdict) for look in looks] == [(8, "reproduced")]
 
 
-def test_only_looks_whose_seeds_are_done_are_taken() -> None:
+def test_looks_are_taken_only_with_finished_seeds() -> None:
     wide = Sample(0.3 * ALTERNATING)
     for done, taken in ((7, []), (8, [8]), (11, [8]), (12, [8, 12]), (32, [8, 12, 20])):
         assert [look.seeds for look in judge(THREE, wide.first(done), NONE, Rule("superiority"))] == taken
@@ -149,7 +149,7 @@ def test_only_looks_whose_seeds_are_done_are_taken() -> None:
 
 
 def test_arms_without_seeds_have_one_look() -> None:
-    """Contract: waiting brings no further data, so the whole level is spent at once."""
+    """Contract: there is no further data to wait for, so the whole level is spent at once."""
     a = Sample(np.linspace(0.2, 0.5, 30)[None], np.ones(30), seedless=True)
     b = Sample(np.linspace(0.2, 0.5, 30)[None, ::-1] - 0.2, np.ones(30), seedless=True)
     (look,) = judge(FOUR, a, b, Rule("superiority"))
@@ -158,8 +158,9 @@ def test_arms_without_seeds_have_one_look() -> None:
     assert judge(FOUR, NONE, NONE, Rule("superiority")) == []
 
 
-def test_p_over_looks_by_hand() -> None:
-    """0.004 * 0.05 / 0.01 = 0.02; 0.03 * 0.05 / 0.015 = 0.1; so 0.02. A p of 0.5 at the first look gives 2.5, which is 1."""
+def test_sequential_p() -> None:
+    """0.004 * 0.05 / 0.01 = 0.02; 0.03 * 0.05 / 0.015 = 0.1; the smaller is 0.02. A p of 0.5 at the first look gives 2.5, capped
+    at 1."""
     assert sequential_p([0.004], [0.01]) == pytest.approx(0.02)
     assert sequential_p([0.03, 0.004], [0.01, 0.015]) == pytest.approx(0.004 * 0.05 / 0.015)
     assert sequential_p([0.5], [0.01]) == 1.0
@@ -169,8 +170,9 @@ def test_p_over_looks_by_hand() -> None:
         sequential_p([0.1, 0.2], [0.01])
 
 
-def test_benjamini_hochberg_by_hand() -> None:
-    """Sorted 0.001, 0.012, 0.03, 0.039, 0.6 times 5 / rank: 0.005, 0.03, 0.05, 0.04875, 0.6; each the smallest from there on."""
+def test_benjamini_hochberg_adjustment() -> None:
+    """Sorted 0.001, 0.012, 0.03, 0.039, 0.6 times 5 / rank: 0.005, 0.03, 0.05, 0.04875, 0.6; each replaced by the smallest from
+    there on."""
     ps = [0.6, 0.001, 0.039, 0.012, 0.03]
     assert adjusted(ps) == pytest.approx([0.6, 0.005, 0.04875, 0.03, 0.04875])
     assert discoveries(ps) == [False, True, True, True, True]
@@ -242,8 +244,8 @@ NO_EFFECT = {
 @pytest.mark.parametrize("name", NO_EFFECT)
 @pytest.mark.parametrize("looks", [THREE, FOUR], ids=["20 seeds", "32 seeds"])
 def test_false_verdicts_are_at_most_the_nominal_share(name: str, looks: list[int]) -> None:
-    """Contract: arms without a difference are found better or worse in at most 5 % of comparisons, over all looks; with 800
-    comparisons, at most 7.5 % (exceeded with a probability of 0.1 % if it is 5 %)."""
+    """Contract: arms without a difference are found better or worse in at most 5 % of comparisons, over all looks; 7.5 % of 800
+    comparisons are exceeded with a probability of 0.1 % if it is 5 %."""
     a, b, by_cluster = NO_EFFECT[name]
     assert share(ends(looks, a, b, by_cluster=by_cluster), "better", "worse") <= at_most(ALPHA, TRIALS)
 
@@ -258,12 +260,12 @@ def test_false_verdicts_in_many_comparisons(name: str, looks: list[int]) -> None
 
 
 @pytest.mark.parametrize("gain", [-5.0, 5.0])
-def test_a_difference_of_the_margin_is_seldom_called_equivalent(gain: float) -> None:
+def test_difference_at_the_margin_is_rarely_equivalent(gain: float) -> None:
     assert share(ends(THREE, normal(1.4), normal(1.4), gain), "equivalent") <= at_most(ALPHA, TRIALS)
 
 
 def test_power_over_panels() -> None:
-    """Paired differences of 4.4 points standard deviation, attempts included, by 20 seeds."""
+    """Paired differences of 4.4 points standard deviation, attempts included, with up to 20 seeds."""
     none, better = ends(THREE, normal(1.4), normal(1.4)), ends(THREE, normal(1.4), normal(1.4), 5.0)
     assert share(none, "equivalent") > 0.95
     assert share(better, "better") > 0.95
@@ -276,7 +278,7 @@ def test_power_over_panels() -> None:
     [(4.4, THREE, 0.0, 0.97, 11.9), (4.4, THREE, 5.0, 0.98, 11.2), (7.7, FOUR, 0.0, 0.87, 26.1), (7.7, FOUR, 5.0, 0.89, 22.2)],
 )
 def test_forecast_of_seeds_and_power(sd: float, looks: list[int], difference: float, power: float, seeds: float) -> None:
-    """The numbers are those of 20,000 comparisons, the tolerance is that of 1,000."""
+    """Numbers from 20,000 comparisons, tolerance for 1,000."""
     found = forecast(sd, 5.0, looks, difference, simulations=1000)
     assert (found.better if difference else found.equivalent) == pytest.approx(power, abs=0.03)
     assert found.seeds == pytest.approx(seeds, abs=0.7)
@@ -284,7 +286,7 @@ def test_forecast_of_seeds_and_power(sd: float, looks: list[int], difference: fl
     assert found == forecast(sd, 5.0, looks, difference, simulations=1000)
 
 
-def test_adastop_comes_to_the_same_conclusions() -> None:
+def test_conclusions_agree_with_adastop() -> None:
     """AdaStop (Mathieu et al., "AdaStop: adaptive statistical testing for sound comparisons of deep RL agents", 2023) permutes
     blocks of 5 runs between the arms and looks after each block up to 20. It concludes the same where effects are clear."""
     adastop = pytest.importorskip("adastop", reason="needs the extra `dev`: pip install -e '.[dev]'")

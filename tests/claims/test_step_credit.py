@@ -1,4 +1,4 @@
-"""Step credit scored by exact advantages: the comparison on numbers worked out by hand, and the page made from the files."""
+"""Step credit compared with exact advantages: hand-computed numbers, and the page made from the result files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stages.reporting import step_credit_page
 from stages.training.batches import trajectory_batch
 
 
-def test_correlation_interval_and_signs() -> None:
+def test_correlation_interval_and_same_sign() -> None:
     scored = StepAdvantages(np.array([1.0, 1.0, 0.0, -1.0]), np.array([0.5, -0.5, 0.5, -0.5]), np.array([0, 0, 1, 1]))
     assert scored.correlation() == pytest.approx(float(np.corrcoef(scored.given, scored.exact)[0, 1]))
     assert scored.same_sign() == 0.5
@@ -28,8 +28,8 @@ def test_correlation_interval_and_signs() -> None:
 
 
 @pytest.fixture
-def played():
-    """A world of one corridor room and three side rooms, and a group of four that went right, wrong, right and nowhere."""
+def group():
+    """A world of one corridor room and three side rooms, and a group of four episodes: success, failure, success, no move."""
     domain = KeydoorDomain(KeydoorSettings(max_turns=4, levels=(WeightedLevel(corridor=1, doors=0, side_rooms=3),)))
     (task,) = domain.build(list(domain.recipes(1, 0)), ROOT / "data", 1)
     environment = domain.make(ROOT / "data")
@@ -56,10 +56,10 @@ def played():
     return domain, task, episodes
 
 
-def test_exact_advantages_beside_a_methods(played) -> None:
-    """The policy that the four episodes show; the exact advantage has no mean under it in any state, and SALT, which gives the
-    first step of three episodes their common advantage, agrees better than outcomes do."""
-    domain, task, episodes = played
+def test_salt_correlates_better_with_exact_advantages_than_grpo(group) -> None:
+    """Exact advantages are those of the policy shown by the four episodes. SALT, which gives the shared first step of three
+    episodes one advantage, correlates better with them than outcomes do."""
+    domain, task, episodes = group
     assert [episode.success for episode in episodes] == [True, False, True, False]
     exact = exact_values([task], domain.settings, episodes)
     first = episodes[0].turns[0]
@@ -77,8 +77,8 @@ def test_exact_advantages_beside_a_methods(played) -> None:
     assert found["salt"] > found["grpo"]
 
 
-def test_the_page_shows_what_was_measured(tmp_path) -> None:
-    """With and without runs; and none before the advantages were compared."""
+def test_page_shows_the_measurements(tmp_path) -> None:
+    """With and without runs; none before the advantages were compared; runs of an outdated experiment are left out."""
     (tmp_path / FOLDER).mkdir(parents=True)
     (tmp_path / FOLDER / f"{SLUG}.yaml").write_text((ROOT / FOLDER / f"{SLUG}.yaml").read_text())
     assert step_credit_page.files(tmp_path) == {}
@@ -88,18 +88,18 @@ def test_the_page_shows_what_was_measured(tmp_path) -> None:
     write_json(
         tmp_path / RESULT, {"tasks": 3, "episodes": 96, "success": 0.4, "counted": 768, "methods": methods, "commit": "0" * 40}
     )
-    made = step_credit_page.files(tmp_path)
-    page = made[step_credit_page.PAGE]
+    files = step_credit_page.files(tmp_path)
+    page = files[step_credit_page.PAGE]
     assert "| SALT | 0.375 (0.100 to 0.400) | 50 % | 50 % | 1,000 | 900 | – | – |" in page
-    assert made == step_credit_page.files(tmp_path)
+    assert files == step_credit_page.files(tmp_path)
     measured = [{step_credit_page.SPEED: 0.5 + seed / 10, step_credit_page.END: 0.25} for seed in range(2)]
     runs = {f"salt/{seed}": {"metrics": metrics} for seed, metrics in enumerate(measured)}
     fixed = load_experiment(tmp_path / FOLDER / f"{SLUG}.yaml").fixed
     write_json(result_path(tmp_path, SLUG), {"fixed": fixed, "runs": runs})
     assert "| 55.0 % (50.0, 60.0) | 25.0 % (25.0, 25.0) |" in step_credit_page.files(tmp_path)[step_credit_page.PAGE]
-    write_json(result_path(tmp_path, SLUG), {"fixed": "of before", "runs": runs})
+    write_json(result_path(tmp_path, SLUG), {"fixed": "outdated", "runs": runs})
     assert "55.0 %" not in step_credit_page.files(tmp_path)[step_credit_page.PAGE]
 
 
-def test_every_arm_of_the_experiment_is_on_the_page() -> None:
+def test_page_lists_every_arm_of_the_experiment() -> None:
     assert list(load_experiment(ROOT / FOLDER / f"{SLUG}.yaml").arms) == list(step_credit_page.NAMES)

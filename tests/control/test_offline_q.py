@@ -20,8 +20,8 @@ TINY = {"letters": 2, "alphabet": 3, "words": 6, "guesses": 3}
 SMALL: dict[str, Any] = {"game": TINY, "games": 60, "updates": 3, "batch": 8, "layers": 1, "width": 16, "play": 20, "seed": 4}
 
 
-def test_answers_are_those_of_the_rules() -> None:
-    """Contract: a guess is answered as Wordle answers it, where letters repeat too; only the word itself solves the game."""
+def test_answers_follow_the_rules_of_wordle() -> None:
+    """Contract: guesses are answered as in Wordle, also with repeated letters; only the word itself solves the game."""
     game = Guessing(Game(letters=3, alphabet=3, words=27, guesses=3), 1)
     assert game.words == sorted(itertools.product(range(3), repeat=3))
     for (row, guess), (column, hidden) in itertools.product(enumerate(game.words), repeat=2):
@@ -31,7 +31,8 @@ def test_answers_are_those_of_the_rules() -> None:
 
 
 def test_games_follow_the_rules() -> None:
-    """Contract: all answers of a game fit some word, -1 for every guess but a right one, and a game ends when it is solved."""
+    """Contract: some word fits all answers of a game, every guess but a correct one costs 1, and a game ends when it is
+    solved."""
     game = Guessing(Game(**TINY), 1)
     games = game.play(200, game.careless(0.5, 0), 0)
     assert 0.1 < games.solved.mean() < 1.0
@@ -40,22 +41,22 @@ def test_games_follow_the_rules() -> None:
         count = int(games.real[row].sum())
         assert games.real[row].tolist() == [place < count for place in range(3)]
         for place in range(count):
-            told = games.answer[row, place]
-            fits &= game.answers[games.guess[row, place]] == told
+            answer = games.answer[row, place]
+            fits &= game.answers[games.guess[row, place]] == answer
             assert fits.any()
-            assert games.reward[row, place] == (0.0 if told == game.solved else -1.0)
-            assert games.last[row, place] == (told == game.solved or place == 2)
+            assert games.reward[row, place] == (0.0 if answer == game.solved else -1.0)
+            assert games.last[row, place] == (answer == game.solved or place == 2)
         assert games.last[row].sum() == 1
 
 
-def test_returns_by_hand() -> None:
+def test_discounted_returns() -> None:
     rewards = np.array([[-1.0, -1.0, 0.0], [-1.0, 0.0, 0.0]])
     real = np.array([[True, True, True], [True, True, False]])
     games = Games(np.zeros((2, 3), int), np.zeros((2, 3), int), rewards, real, np.zeros((2, 3), bool))
     np.testing.assert_allclose(games.returns(0.5), [[-1.5, -1.0, 0.0], [-1.0, 0.0, 0.0]])
 
 
-def test_states_do_not_depend_on_the_order_of_guesses_nor_on_what_comes_later() -> None:
+def test_values_ignore_guess_order_and_later_guesses() -> None:
     trainer = Trainer(OfflineQ(**SMALL))
     torch.nn.init.normal_(trainer.network.output.weight)
     guess, answer = np.array([[2, 4, 1], [4, 2, 1], [2, 4, 3]]), np.array([[5, 0, 1], [0, 5, 1], [5, 0, 8]])
@@ -65,11 +66,11 @@ def test_states_do_not_depend_on_the_order_of_guesses_nor_on_what_comes_later() 
     assert not torch.allclose(q[0, 1], q[1, 1])
     torch.testing.assert_close(q[0], q[2])
     every = {int(pairs_of(trainer.game, np.array([[g]]), np.array([[a]]))) for g in range(6) for a in range(9)}
-    assert every == set(range(1, 55)), "each guess with each answer is told apart"
+    assert every == set(range(1, 55)), "every guess with every answer has its own index"
 
 
-def fixed(trainer: Trainer) -> torch.Tensor:
-    """Give the target network values that are easy to follow: Q = -(number of the word) / 10 everywhere, by its output's bias."""
+def set_target_values(trainer: Trainer) -> torch.Tensor:
+    """Sets the target network's output bias so that Q = -(index of the word) / 10 everywhere."""
     head = trainer.target.head
     values = -torch.arange(len(trainer.game.words)) / 10
     with torch.no_grad():
@@ -82,11 +83,11 @@ def fixed(trainer: Trainer) -> torch.Tensor:
 
 @pytest.mark.parametrize("loss", ["mse", "two_hot", "hl_gauss"])
 @pytest.mark.parametrize("target", ["max", "sarsa", "monte_carlo"])
-def test_targets_by_brute_force(loss: str, target: str) -> None:
-    """Contract: r + gamma max_a Q(s', a), r + gamma Q(s', a') or the return, with noise; nothing after a game's end."""
+def test_targets_match_brute_force(loss: str, target: str) -> None:
+    """Contract: r + gamma max_a Q(s', a), r + gamma Q(s', a') or the return, with noise; no bootstrap after a game's end."""
     head = {"loss": loss, "v_min": -6.0, "v_max": 2.0, "bins": 161}
     trainer = Trainer(OfflineQ(**{**SMALL, "target": target, "noise": 0.5, "head": head, "conservative": 0.0}))
-    q = fixed(trainer)
+    q = set_target_values(trainer)
     rows = np.arange(10)
     games, gamma = trainer.games, trainer.settings.gamma
     expected = torch.zeros(10, 3)
@@ -117,17 +118,17 @@ def test_noise_is_uniform_and_added_once() -> None:
 
 
 @pytest.mark.parametrize("loss", ["mse", "two_hot", "hl_gauss", "c51"])
-def test_every_head_learns_who_the_hidden_word_is(loss: str) -> None:
-    """Contract: from stored games alone the greedy player wins clearly more often than the stored one."""
+def test_every_head_beats_the_recorded_player(loss: str) -> None:
+    """Contract: trained on recorded games alone, the greedy player wins clearly more often than the recorded one."""
     head = {"loss": loss, "v_min": -6.0, "v_max": 2.0, "bins": 31}
     learning = {"games": 400, "updates": 200, "batch": 64, "width": 32, "learning_rate": 5e-3, "target_every": 20}
     settings = OfflineQ(game=TINY, layers=1, play=300, carelessness=1.0, head=head, **learning)
     found = offline_q.run(settings)
     assert found["loss_last"] < found["loss_first"]
-    assert found["win_rate"] > 0.75, "three different guesses at random win 1/2"
+    assert found["win_rate"] > 0.75, "three different random guesses win 1/2"
 
 
-def test_runs_are_reproducible_and_the_command_writes_them(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_is_reproducible_and_written_by_the_command(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings, result = tmp_path / "s.yaml", tmp_path / "r.json"
     settings.write_text(json.dumps(SMALL))
     threads = torch.get_num_threads()
@@ -148,6 +149,6 @@ def test_runs_are_reproducible_and_the_command_writes_them(tmp_path: Any, monkey
         ({"noise": 3.0}, "v_max to at least"),
     ],
 )
-def test_senseless_settings_are_refused(changes: dict, reason: str) -> None:
+def test_conflicting_settings_are_rejected(changes: dict, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         OfflineQ(**changes)

@@ -1,4 +1,4 @@
-"""A tiny search domain to curate."""
+"""Records and tasks of a tiny search domain."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def domain() -> SearchDomain:
 
 @pytest.fixture
 def records(domain: SearchDomain) -> list[RawRecord]:
-    """120 checked records of fifteen worlds, all splits among them."""
+    """120 checked records of fifteen worlds, with all splits."""
     return [RawRecord(record, "raw.jsonl", line) for line, record in enumerate(domain.recipes(120, 0), start=1)]
 
 

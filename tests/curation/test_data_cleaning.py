@@ -1,4 +1,4 @@
-"""Duplicates, overlap, length, and records that can't be built."""
+"""Duplicates, overlap between splits, length, and records that can't be built."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stages.environments.search import SearchDomain, SearchSettings
 from stages.records.task import Task
 from stages.runtime.progress import Progress
 
-ASKED = {"train": 8, "valid": 2, "test": 8}
+REQUESTED = {"train": 8, "valid": 2, "test": 8}
 
 
 def with_record(source: RawRecord, line: int, **changes: object) -> RawRecord:
@@ -38,8 +38,8 @@ def test_clean_tasks_have_no_faults(domain: SearchDomain, tasks: list[Task]) -> 
     assert task_faults(tasks, domain, 640) == {}
 
 
-def test_train_tasks_that_share_entities_with_test_go(domain: SearchDomain, tasks: list[Task]) -> None:
-    """The test split decides: what it holds is taken out of training, never the other way round."""
+def test_train_tasks_sharing_entities_with_test_are_dropped(domain: SearchDomain, tasks: list[Task]) -> None:
+    """Overlapping tasks are removed from training, never from test."""
     test = next(task for task in tasks if task.split == "test")
     train = next(task for task in tasks if task.split == "train")
     leaking = replace(train, spec={**train.spec, "start": test.spec["answer"]})
@@ -49,51 +49,53 @@ def test_train_tasks_that_share_entities_with_test_go(domain: SearchDomain, task
     assert test.spec["answer"] in faults[train.task_id][1]
 
 
-def test_a_world_serves_one_split(domain: SearchDomain, tasks: list[Task]) -> None:
+def test_train_task_in_a_world_of_another_split_is_dropped(domain: SearchDomain, tasks: list[Task]) -> None:
     valid = next(task for task in tasks if task.split == "valid")
     train = next(task for task in tasks if task.split == "train")
     faults = task_faults([valid, replace(train, cluster=valid.cluster)], domain, 640)
     assert faults == {train.task_id: ("split_overlap", f"its world '{valid.cluster}' also serves the valid split")}
 
 
-def test_near_duplicates_differ_by_case_and_punctuation_only(domain: SearchDomain, tasks: list[Task]) -> None:
+def test_near_duplicates_ignore_case_and_whitespace(domain: SearchDomain, tasks: list[Task]) -> None:
     task = tasks[0]
     twin = replace(task, task_id="z-twin", prompt=task.prompt.upper().replace(" ", "  "))
     faults = task_faults([task, twin], domain, 640)
     assert faults == {"z-twin": ("near_duplicate", f"reads like '{task.task_id}'")}
 
 
-def test_long_and_empty_prompts_go(domain: SearchDomain, tasks: list[Task]) -> None:
+def test_long_and_empty_prompts_are_dropped(domain: SearchDomain, tasks: list[Task]) -> None:
     empty = replace(tasks[0], prompt="  ")
     assert task_faults([empty], domain, 640)[empty.task_id][0] == "empty"
     assert task_faults([tasks[0]], domain, 3)[tasks[0].task_id][0] == "too_long"
 
 
-def test_similarity_by_hand() -> None:
+def test_similarity_is_the_share_of_matching_words() -> None:
     # Matching pieces: "a b" and "d", so M = 3 of T = 8.
     assert similarity(list("abcd"), list("abxd")) == pytest.approx(2 * 3 / 8)
     assert similarity(["a"], ["a"]) == 1.0
     assert similarity(["a"], ["b"]) == 0.0
 
 
-def test_assemble_takes_what_was_asked_with_the_mix(domain: SearchDomain, records: list[RawRecord], tmp_path: Path) -> None:
-    result = assemble(domain, records, ASKED, tmp_path / "worlds", 1, 640)
-    assert Counter(task.split for task in result.tasks) == ASKED
+def test_assemble_gives_requested_counts_and_difficulty_mix(
+    domain: SearchDomain, records: list[RawRecord], tmp_path: Path
+) -> None:
+    result = assemble(domain, records, REQUESTED, tmp_path / "worlds", 1, 640)
+    assert Counter(task.split for task in result.tasks) == REQUESTED
     assert Counter(task.difficulty for task in result.tasks if task.split == "train") == {1.0: 2, 2.0: 4, 3.0: 2}
-    assert result.unused == len(records) - sum(ASKED.values())
+    assert result.unused == len(records) - sum(REQUESTED.values())
     assert not result.rejections
 
 
-def test_records_of_a_difficulty_without_weight_are_counted(records: list[RawRecord], tmp_path: Path) -> None:
-    """Contract: no record goes silently: what becomes no task and is not rejected is unused."""
+def test_records_of_a_zero_weight_difficulty_are_unused(records: list[RawRecord], tmp_path: Path) -> None:
+    """Contract: a record that is neither used nor rejected counts as unused."""
     domain = SearchDomain(SearchSettings(hops={1: 1.0, 2: 0.0}))
-    result = assemble(domain, records, dict.fromkeys(ASKED, 1000), tmp_path / "worlds", 1, 640)
+    result = assemble(domain, records, dict.fromkeys(REQUESTED, 1000), tmp_path / "worlds", 1, 640)
     assert {task.difficulty for task in result.tasks} == {1.0}
     assert result.unused == len(records) - len(result.tasks) - len(result.rejections) > 0
 
 
 def test_unbuildable_records_are_rejected_and_replaced(domain: SearchDomain, records: list[RawRecord], tmp_path: Path) -> None:
-    """A record that can't be built is rejected with file and line; the next one takes its place and its world goes."""
+    """It is rejected with file and line, the next record takes its place, and its world's file is removed."""
     number = next(i for i, record in enumerate(records) if record.split == "train")
     used = {r.record["world"] for r in records}
     broken = with_record(records[number], records[number].line, world=max(used) + 1)
@@ -104,10 +106,10 @@ def test_unbuildable_records_are_rejected_and_replaced(domain: SearchDomain, rec
     assert {path.stem for path in (tmp_path / "worlds").iterdir()} == {task.spec["world"] for task in result.tasks}
 
 
-def test_building_is_shown_where_the_domain_tells(domain: SearchDomain, records: list[RawRecord], tmp_path: Path) -> None:
-    """Contract: each finished record advances the bar; a domain whose build knows nothing of it is built without one."""
+def test_progress_is_shown_if_the_domain_reports_it(domain: SearchDomain, records: list[RawRecord], tmp_path: Path) -> None:
+    """Contract: each finished record advances the bar; a domain whose `build` takes no progress is built without one."""
 
-    class Quiet(SearchDomain):
+    class WithoutProgress(SearchDomain):
         def build(self, records, folder, workers):  # type: ignore[no-untyped-def, override]
             return super().build(records, folder, workers)
 
@@ -118,16 +120,16 @@ def test_building_is_shown_where_the_domain_tells(domain: SearchDomain, records:
         bars.append(Progress("building", count, "task"))
         yield bars[-1]
 
-    told = assemble(domain, records, ASKED, tmp_path / "a", 1, 640, show)
-    assert [(bar.done, bar.total) for bar in bars] == [(sum(ASKED.values()),) * 2]
-    assert assemble(Quiet(), records, ASKED, tmp_path / "b", 1, 640, show) == told
+    assembled = assemble(domain, records, REQUESTED, tmp_path / "a", 1, 640, show)
+    assert [(bar.done, bar.total) for bar in bars] == [(sum(REQUESTED.values()),) * 2]
+    assert assemble(WithoutProgress(), records, REQUESTED, tmp_path / "b", 1, 640, show) == assembled
     assert len(bars) == 1
 
 
-def test_an_error_that_names_no_record_is_not_swallowed(records: list[RawRecord], tmp_path: Path) -> None:
+def test_build_error_without_a_record_propagates(records: list[RawRecord], tmp_path: Path) -> None:
     class Broken(SearchDomain):
         def build(self, records, folder, workers):  # type: ignore[no-untyped-def]
             raise ValueError("the compiler is missing")
 
     with pytest.raises(ValueError, match="the compiler is missing"):
-        assemble(Broken(), records, ASKED, tmp_path / "worlds", 1, 640)
+        assemble(Broken(), records, REQUESTED, tmp_path / "worlds", 1, 640)

@@ -31,7 +31,7 @@ def train(tasks: list[Task]) -> list[Task]:
     return [task for task in tasks if task.split == "train"][:8]
 
 
-def test_an_expert_demonstration_says_what_happened(domain: SearchDomain, train: list[Task], tmp_path: Path) -> None:
+def test_expert_demonstration_records_the_episode(domain: SearchDomain, train: list[Task], tmp_path: Path) -> None:
     task = next(task for task in train if task.difficulty == 2)
     episode = play(domain, domain.make(tmp_path / "worlds"), task, 0.0, ("expert-0", 0, 1))
     assert episode is not None
@@ -48,7 +48,7 @@ def test_an_expert_demonstration_says_what_happened(domain: SearchDomain, train:
     assert episode.policy_hash == EXPERT
 
 
-def test_demonstrations_that_stay_succeed_and_differ(domain: SearchDomain, train: list[Task], tmp_path: Path) -> None:
+def test_kept_demonstrations_succeed_and_differ(domain: SearchDomain, train: list[Task], tmp_path: Path) -> None:
     environment = domain.make(tmp_path / "worlds")
     noisy = 0
     for task in train:
@@ -63,7 +63,7 @@ def test_demonstrations_that_stay_succeed_and_differ(domain: SearchDomain, train
     assert noisy >= len(train)
 
 
-def test_reasons_to_reject(domain: SearchDomain, train: list[Task], tmp_path: Path) -> None:
+def test_rejection_reasons(domain: SearchDomain, train: list[Task], tmp_path: Path) -> None:
     episode = play(domain, domain.make(tmp_path / "worlds"), train[0], 0.0, ("expert-0", 0, 1))
     assert episode is not None
     assert fault(episode, [], PLAN) is None
@@ -75,14 +75,14 @@ def test_reasons_to_reject(domain: SearchDomain, train: list[Task], tmp_path: Pa
     assert fault(replace(episode, policy_hash=NOISY), [], PLAN) == "no_random_action"
 
 
-def test_what_a_task_draws_does_not_depend_on_its_neighbours(domain: SearchDomain, train: list[Task], tmp_path: Path) -> None:
+def test_demonstrations_do_not_depend_on_other_tasks(domain: SearchDomain, train: list[Task], tmp_path: Path) -> None:
     folder = tmp_path / "worlds"
     together = list(demonstrate_all(domain, folder, train, PLAN, 1))
     alone = [next(demonstrate_all(domain, folder, [task], PLAN, 1)) for task in reversed(train)]
     assert together == alone[::-1]
 
 
-def test_number_of_processes_changes_nothing(domain: SearchDomain, train: list[Task], tmp_path: Path) -> None:
+def test_demonstrations_do_not_depend_on_process_count(domain: SearchDomain, train: list[Task], tmp_path: Path) -> None:
     folder = tmp_path / "worlds"
     assert list(demonstrate_all(domain, folder, train, PLAN, 2)) == list(demonstrate_all(domain, folder, train, PLAN, 1))
 
@@ -94,8 +94,9 @@ def test_no_noise_gives_no_noisy_demonstrations(domain: SearchDomain, train: lis
     assert not result.rejected
 
 
-def test_an_expert_that_solves_too_little_is_told(domain: SearchDomain, train: list[Task], tmp_path: Path) -> None:
-    """Contract: an expert that shows nothing ends curate, one that solves less than half is told; noisy episodes do not count."""
+def test_expert_that_solves_too_little_warns_or_fails(domain: SearchDomain, train: list[Task], tmp_path: Path) -> None:
+    """Contract: an expert without usable demonstrations ends curate, one that solves less than half gives a warning; noisy
+    episodes do not count."""
     episode = play(domain, domain.make(tmp_path / "worlds"), train[0], 0.0, ("expert-0", 0, 1))
     assert episode is not None
     once = Curate(expert_demonstrations=1)
@@ -113,7 +114,7 @@ def test_an_expert_that_solves_too_little_is_told(domain: SearchDomain, train: l
         ValueError, match=r"none of the expert's 9 demonstrations.*\(failed 8, too_long 1\).*expert_demonstrations: 0"
     ):
         lines(0, failed=8, too_long=1)
-    assert lines(0, Curate(expert_demonstrations=0), failed=8) == [], "the noisy ones suffice"
+    assert lines(0, Curate(expert_demonstrations=0), failed=8) == [], "noisy demonstrations suffice"
     with pytest.raises(ValueError, match=r"none of the expert's 6 demonstrations.*\(turn_limit 6\)"):
         check_expert("search", Demonstrations([], Counter({"noisy:turn_limit": 6})), Curate(expert_demonstrations=0))
     assert check_expert("search", Demonstrations(), Curate(expert_demonstrations=0, noisy_demonstrations=0)) == []

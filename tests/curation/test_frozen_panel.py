@@ -1,4 +1,4 @@
-"""Frozen panels and the refusal to compare different ones."""
+"""Frozen panels: hashes, changed inputs, and comparisons across panels."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def panel(domain: SearchDomain, tasks: list[Task], tmp_path: Path) -> Panel:
     return make_panel(domain, tasks, tmp_path / "worlds")
 
 
-def test_a_panel_is_the_test_tasks_by_id(panel: Panel, tasks: list[Task]) -> None:
+def test_panel_has_the_test_tasks_sorted_by_id(panel: Panel, tasks: list[Task]) -> None:
     ids = [task.task_id for task in panel.tasks]
     assert ids == sorted(task.task_id for task in tasks if task.split == "test")
 
 
-def test_the_hash_names_the_tasks_whatever_their_order(panel: Panel) -> None:
+def test_hash_covers_tasks_in_any_order(panel: Panel) -> None:
     assert replace(panel, tasks=panel.tasks[::-1]).hash == panel.hash
     assert len(panel.hash) == 16
     assert int(panel.hash, 16) >= 0
@@ -39,14 +39,14 @@ def test_the_hash_names_the_tasks_whatever_their_order(panel: Panel) -> None:
     assert replace(panel, tasks=(first, *panel.tasks[1:])).hash != panel.hash
 
 
-def test_the_hash_names_the_settings(panel: Panel, tasks: list[Task], tmp_path: Path) -> None:
-    """Contract: the same tasks under other settings of the environment are another panel."""
+def test_hash_covers_environment_settings(panel: Panel, tasks: list[Task], tmp_path: Path) -> None:
+    """Contract: the same tasks under other environment settings are another panel."""
     longer = SearchDomain(SearchSettings(max_turns=50))
     assert make_panel(longer, tasks, tmp_path / "worlds").hash != panel.hash
 
 
-def test_the_hash_names_the_worlds_of_test_tasks(domain: SearchDomain, panel: Panel, tasks: list[Task], tmp_path: Path) -> None:
-    """Contract: another byte in a test task's world makes another panel; worlds of training tasks do not count."""
+def test_hash_covers_worlds_of_test_tasks(domain: SearchDomain, panel: Panel, tasks: list[Task], tmp_path: Path) -> None:
+    """Contract: a changed byte in a test task's world makes another panel; worlds of training tasks do not count."""
     worlds = tmp_path / "worlds"
     assert set(panel.worlds) == {f"{task.spec['world']}.json" for task in panel.tasks}
     (worlds / f"{next(task for task in tasks if task.split == 'train').spec['world']}.json").write_text("{}")
@@ -57,17 +57,17 @@ def test_the_hash_names_the_worlds_of_test_tasks(domain: SearchDomain, panel: Pa
 
 
 def test_without_world_files_every_file_counts(panel: Panel, tasks: list[Task], tmp_path: Path) -> None:
-    """Contract: a domain that does not say what its tasks are played in is hashed with all that it built, wherever that lies."""
+    """Contract: a domain without `world_files` is hashed with all files that it built, wherever they are."""
 
-    class Silent(SearchDomain):
+    class WithoutWorldFiles(SearchDomain):
         world_files = None  # type: ignore[assignment]
 
-    before = make_panel(Silent(), tasks, tmp_path / "worlds")
+    before = make_panel(WithoutWorldFiles(), tasks, tmp_path / "worlds")
     assert len(before.worlds) == len(list((tmp_path / "worlds").iterdir())) > len(panel.worlds)
-    assert make_panel(Silent(), tasks, (tmp_path / "worlds").rename(tmp_path / "moved")) == before
+    assert make_panel(WithoutWorldFiles(), tasks, (tmp_path / "worlds").rename(tmp_path / "moved")) == before
 
 
-def test_a_panel_written_and_read_is_the_same(panel: Panel, tasks: list[Task], tmp_path: Path) -> None:
+def test_panel_round_trips_and_rejects_missing_tasks(panel: Panel, tasks: list[Task], tmp_path: Path) -> None:
     write_tasks(tmp_path / "tasks.parquet", tasks)
     write_panel(tmp_path / "panel.json", panel)
     again = read_panel(tmp_path)
@@ -78,8 +78,8 @@ def test_a_panel_written_and_read_is_the_same(panel: Panel, tasks: list[Task], t
         read_panel(tmp_path)
 
 
-def test_changed_or_missing_worlds_and_settings_are_refused(panel: Panel, tasks: list[Task], tmp_path: Path) -> None:
-    """Contract: what is played is what panel.json was frozen with, or the error says what is not."""
+def test_changed_or_missing_worlds_and_settings_are_rejected(panel: Panel, tasks: list[Task], tmp_path: Path) -> None:
+    """Contract: tasks, settings and worlds are those that panel.json was frozen with, or the error says what differs."""
     write_tasks(tmp_path / "tasks.parquet", tasks)
     write_panel(tmp_path / "panel.json", replace(panel, environment={**panel.environment, "max_turns": 50}))
     frozen = read_json(tmp_path / "panel.json")
@@ -94,8 +94,7 @@ def test_changed_or_missing_worlds_and_settings_are_refused(panel: Panel, tasks:
         read_panel(tmp_path)
 
 
-def test_different_panels_are_not_compared(panel: Panel) -> None:
-    """A comparison across different panels is refused."""
+def test_comparing_different_panels_is_rejected(panel: Panel) -> None:
     require_same_hash({"sft": panel.hash, "merged": panel.hash}, "search")
     with pytest.raises(PanelMismatchError, match="merged: 0000"):
         require_same_hash({"sft": panel.hash, "merged": "0000"}, "search")

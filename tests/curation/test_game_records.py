@@ -1,4 +1,4 @@
-"""Game records: players' games, failures among them, become episodes again, exactly as they were played."""
+"""Game records: recorded games, failures included, are replayed into the same episodes."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def training(wordle: WordleDomain, tmp_path_factory: pytest.TempPathFactory) -> 
     return wordle.build(records, tmp_path_factory.mktemp("worlds"), 1)
 
 
-def test_games_become_episodes_of_the_same_answers(wordle: WordleDomain, training: list[Task], tmp_path: Path) -> None:
-    """Contract: an episode has the record's actions and the rewards, keys and outcome of the game as it was played."""
+def test_games_are_replayed_into_the_same_episodes(wordle: WordleDomain, training: list[Task], tmp_path: Path) -> None:
+    """Contract: an episode has the record's actions, and the rewards, keys and outcome of the recorded game."""
     path = tmp_path / "wordle.games.jsonl"
     made = list(make_games(wordle, tmp_path, training, 60, 0))
     path.write_text("".join(record_line(record) + "\n" for record in made))
@@ -54,8 +54,9 @@ def test_games_become_episodes_of_the_same_answers(wordle: WordleDomain, trainin
     }
 
 
-def test_games_are_good_under_other_rewards(wordle: WordleDomain, training: list[Task], tmp_path: Path) -> None:
-    """Contract: what is paid and shown changes no move, so records stay good and get today's rewards; other rules are refused."""
+def test_games_are_valid_under_other_rewards(wordle: WordleDomain, training: list[Task], tmp_path: Path) -> None:
+    """Contract: rewards and display change no move, so records stay valid and get the current rewards; records made under other
+    rules are rejected."""
     path = tmp_path / "wordle.games.jsonl"
     path.write_text("".join(record_line(record) + "\n" for record in make_games(wordle, tmp_path, training, 12, 0)))
     other = WordleDomain(WordleSettings(reward="solved", show="marks", hidden="consistent"))
@@ -67,8 +68,8 @@ def test_games_are_good_under_other_rewards(wordle: WordleDomain, training: list
     assert read_games(path, fixed, tmp_path, training).rejected == {"made with other settings": 12}
 
 
-def test_what_is_left_out_is_told(wordle: WordleDomain, training: list[Task], tmp_path: Path) -> None:
-    """Contract: nothing is dropped silently: each reason is counted, tasks outside of training too."""
+def test_rejected_games_are_counted_by_reason(wordle: WordleDomain, training: list[Task], tmp_path: Path) -> None:
+    """Contract: every dropped game is counted with its reason, also those of tasks outside training."""
     good = next(make_games(wordle, tmp_path, training, 1, 0))
     lines = [
         json.dumps(good),
@@ -93,7 +94,7 @@ def test_what_is_left_out_is_told(wordle: WordleDomain, training: list[Task], tm
     }
 
 
-def test_a_domain_without_players_is_refused(domain: SearchDomain, tasks: list[Task], tmp_path: Path) -> None:
+def test_domain_without_players_is_rejected(domain: SearchDomain, tasks: list[Task], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="domain search has no players"):
         next(make_games(domain, tmp_path, tasks, 1, 0))
     done = subprocess.run(
@@ -103,8 +104,8 @@ def test_a_domain_without_players_is_refused(domain: SearchDomain, tasks: list[T
     assert "has no players" in done.stderr
 
 
-def test_the_shipped_games_are_a_mixture_of_the_settings_as_they_are(tmp_path: Path) -> None:
-    """Contract: the file is what the documented command makes, and shows players of all strengths."""
+def test_shipped_games_are_made_by_the_documented_command(tmp_path: Path) -> None:
+    """Contract: and they have players of all strengths."""
     params = load_params(ROOT / "params.yaml")
     domain = configured_domain("wordle", params)
     lines = (ROOT / "data/raw/wordle.games.jsonl").read_text(encoding="utf-8").splitlines()

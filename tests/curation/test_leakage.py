@@ -1,4 +1,4 @@
-"""Imported records that tell a task of the frozen panel."""
+"""Imported records that contain a task of the frozen panel."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def user(text: str, role: str = "user") -> Message:
     return {"role": role, "content": text}
 
 
-def taken(domain: SearchDomain, tasks: list[Task], folder: Path, record: dict[str, Any]) -> list[str]:
-    """Reasons for which the record is left out."""
+def rejection_reasons(domain: SearchDomain, tasks: list[Task], folder: Path, record: dict[str, Any]) -> list[str]:
+    """Reasons for which the record is rejected."""
     path = folder / "data/raw/a.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record) + "\n", encoding="utf-8")
@@ -38,8 +38,10 @@ def taken(domain: SearchDomain, tasks: list[Task], folder: Path, record: dict[st
     return [rejection.reason for rejection in imports.rejections]
 
 
-def test_a_panel_task_is_found_wherever_it_stands(domain: SearchDomain, tasks: list[Task], prompt: str, tmp_path: Path) -> None:
-    """Contract: no record of `curate.imports` that tells a panel's task enters training, whatever stands before it."""
+def test_panel_task_is_found_anywhere_in_a_conversation(
+    domain: SearchDomain, tasks: list[Task], prompt: str, tmp_path: Path
+) -> None:
+    """Contract: no record of `curate.imports` that contains a panel task enters training, whatever precedes it."""
     answer = [agent("answer Nobody")]
     spaced = prompt.replace(" ", "  \n\t").replace("?", " ?")
     talks: list[list[Message]] = [
@@ -67,19 +69,19 @@ def test_a_panel_task_is_found_wherever_it_stands(domain: SearchDomain, tasks: l
         {"chosen": [user("Hello."), *last], "rejected": [user("Hello."), *answer]},
     ]
     for record in records:
-        assert taken(domain, tasks, tmp_path, record) == ["panel_task"], record
+        assert rejection_reasons(domain, tasks, tmp_path, record) == ["panel_task"], record
 
 
-def test_other_conversations_stay(domain: SearchDomain, tasks: list[Task], prompt: str, tmp_path: Path) -> None:
+def test_other_conversations_are_kept(domain: SearchDomain, tasks: list[Task], prompt: str, tmp_path: Path) -> None:
     train = next(task.prompt for task in tasks if task.split == "train")
     for first in (train, f"Be brief.\n{train.upper()}", prompt.rpartition(" ")[0], "Who are you?"):
-        assert taken(domain, tasks, tmp_path, {"prompt": first, "completion": "answer Nobody"}) == []
-    told = {"prompt": "Who are you?", "completion": [agent(prompt)]}
-    assert taken(domain, tasks, tmp_path, told) == [], "what the assistant says is nobody's task"
+        assert rejection_reasons(domain, tasks, tmp_path, {"prompt": first, "completion": "answer Nobody"}) == []
+    record = {"prompt": "Who are you?", "completion": [agent(prompt)]}
+    assert rejection_reasons(domain, tasks, tmp_path, record) == [], "an assistant message is not a task"
 
 
-def test_short_prompts_count_on_lines_of_their_own() -> None:
-    """Contract: a short prompt that is part of another task's is not taken for it."""
+def test_short_prompts_match_only_whole_lines() -> None:
+    """Contract: a short prompt that is part of another task's is no match."""
     prompts = PanelPrompts(["what is 3+4?", "take the key", "open  the door"], ["Open the door"])
     for text in ("what is 3 + 4?", "Be brief.\nWhat is 3+4 ?\nThink.", "TAKE\nTHE KEY", "x\n\n  take the key  "):
         assert prompts.find(text) is not None, text

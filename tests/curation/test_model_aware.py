@@ -12,14 +12,14 @@ from stages.training.rl.curriculum import TaskSampler, selected
 MEASURED = {"a": 0.0, "b": 2 / 8, "c": 3 / 8, "d": 6 / 8, "e": 1.0, "f": 1 / 8}
 
 
-@pytest.mark.parametrize(("successes", "place"), [(0, None), (2, "hard"), (3, "medium"), (6, "easy"), (8, None)])
-def test_buckets(successes: int, place: str | None) -> None:
-    """open_agentrl 6: 0/8, 2/8, 3/8, 6/8, 8/8 -> dropped, hard, medium, easy, dropped."""
-    assert bucket(successes / 8, 0.75, 0.25) == place
+@pytest.mark.parametrize(("successes", "expected"), [(0, None), (2, "hard"), (3, "medium"), (6, "easy"), (8, None)])
+def test_bucket_by_success_rate(successes: int, expected: str | None) -> None:
+    """0/8, 2/8, 3/8, 6/8, 8/8: dropped, hard, medium, easy, dropped."""
+    assert bucket(successes / 8, 0.75, 0.25) == expected
 
 
-def test_the_mix_is_the_targets() -> None:
-    """Two hard tasks share what one medium and one easy task have each; always or never solved tasks are gone."""
+def test_shares_of_buckets_match_the_targets() -> None:
+    """Two hard tasks share the weight of their bucket; tasks that are never or always solved are dropped."""
     assert histogram(MEASURED) == {"easy": 1, "medium": 1, "hard": 2, "dropped": 2}
     weights = shares(MEASURED, 0.75, 0.25, {"easy": 1.0, "medium": 2.0, "hard": 1.0})
     assert weights == pytest.approx({"b": 0.5, "c": 2.0, "d": 1.0, "f": 0.5})
@@ -28,7 +28,7 @@ def test_the_mix_is_the_targets() -> None:
     assert shares({"a": 0.0, "e": 1.0}, 0.75, 0.25, {"easy": 1.0, "medium": 1.0, "hard": 1.0}) == {}
 
 
-def test_selection_decides_what_is_drawn() -> None:
+def test_selection_limits_the_drawn_tasks() -> None:
     tasks = ["a", "b", "c", "d", "e", "f", "unmeasured"]
     assert selected(tasks, MEASURED, Selection()) == dict.fromkeys(tasks, 1.0)
     kept = selected(tasks, MEASURED, Selection(kind="model_aware"))
@@ -43,7 +43,7 @@ def test_selection_decides_what_is_drawn() -> None:
         TaskSampler(kept, MEASURED, Curriculum(), 5, kept)
 
 
-def test_further_draws_leave_out_what_was_drawn() -> None:
+def test_further_draws_exclude_drawn_tasks() -> None:
     sampler = TaskSampler(MEASURED, MEASURED, Curriculum(kind="uniform"), 4)
     first = sampler.draw(0, 1)
     assert sampler.draw(0, 1, count=0, without=first) == []

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_malformed_lines_are_rejected_with_file_and_line(domain: SearchDomain, lines: list[str], tmp_path: Path) -> None:
-    """A malformed raw record is rejected with file and line, never dropped silently, and the others stay."""
+    """No line is dropped silently, and valid ones are kept."""
     broken = [lines[0], '{"task_id": "x"', "[1]", lines[1].replace('"hops": ', '"hops": 1'), "", '{"task_id": "y"}', lines[2]]
     path = tmp_path / "raw.jsonl"
     path.write_bytes("\n".join(broken).encode() + b"\n\xff\xfe\n")
@@ -38,22 +38,22 @@ def test_malformed_lines_are_rejected_with_file_and_line(domain: SearchDomain, l
 
 @pytest.mark.parametrize("name", ["calculator", "code", "keydoor", "search", "shop", "wordle"])
 def test_command_line_writes_the_shipped_file(name: str) -> None:
-    """data/raw/<domain>.jsonl is exactly what the documented command makes."""
+    """data/raw/<domain>.jsonl is exactly what the documented command writes."""
     shipped = (ROOT / f"data/raw/{name}.jsonl").read_bytes()
     command = [sys.executable, "-m", "stages.curation", "raw", name, "--count", str(shipped.count(b"\n")), "--seed", "0"]
     made = subprocess.run(command, capture_output=True, check=True, cwd=ROOT)
     assert made.stdout == shipped
 
 
-def test_recipes_are_made_with_the_settings_of_params() -> None:
-    """Contract: settings that shape recipes come from params.yaml; a domain that it does not list has its defaults."""
+def test_recipes_use_the_settings_of_params() -> None:
+    """Contract: settings that shape recipes come from params.yaml; an unlisted domain has its defaults."""
     params = parse_params({"domains": ["search"], "per_domain": {"search": {"environment": {"hops": {1: 1.0}}}}})
     assert {record["hops"] for record in configured_domain("search", params).recipes(24, 0)} == {1}
     assert configured_domain("textworld", params).settings == TextWorldSettings()
 
 
 def test_records_of_other_settings_are_reported(domain: SearchDomain, records: list[RawRecord]) -> None:
-    """Contract: a raw file whose levels are not those of the settings is reported, with what differs and what to do."""
+    """Contract: a raw file whose levels differ from the settings is reported with the difference and the remedy."""
     file = "data/raw/search.jsonl"
     assert unlike_settings(records, domain, file) == []
     (line,) = unlike_settings(records, SearchDomain(SearchSettings(hops={1: 1.0, 2: 1.0, 3: 0.0})), file)
@@ -64,8 +64,8 @@ def test_records_of_other_settings_are_reported(domain: SearchDomain, records: l
     assert "no record has hops 2, hops 3; regenerate it" in line
 
 
-def test_the_shipped_files_fit_the_settings() -> None:
-    """Contract: curating what is shipped, as it is configured, warns of nothing; other levels of textworld would."""
+def test_shipped_files_fit_the_settings() -> None:
+    """Contract: curating the shipped files with the shipped settings gives no warning; other levels of textworld would."""
     params = load_params(ROOT / "params.yaml")
     for name in ("calculator", "code", "keydoor", "search", "shop", "wordle", "textworld"):
         domain = configured_domain(name, params)
@@ -77,21 +77,21 @@ def test_the_shipped_files_fit_the_settings() -> None:
     assert "level 5 rooms 5 objects 5 commands" in line
 
 
-def test_command_line_refuses_an_unknown_domain() -> None:
+def test_unknown_domain_error_suggests_a_known_one() -> None:
     command = [sys.executable, "-m", "stages.curation", "raw", "serch", "--count", "1"]
     made = subprocess.run(command, capture_output=True, cwd=ROOT, text=True)
     assert made.returncode == 2
     assert "did you mean 'search'?" in made.stderr
 
 
-def test_recipes_stand_in_for_a_missing_file(domain: SearchDomain) -> None:
-    asked = {"train": 8, "valid": 8, "test": 8}
-    records, rejections = make_raw(domain, asked, 0)
+def test_recipes_replace_a_missing_raw_file(domain: SearchDomain) -> None:
+    requested = {"train": 8, "valid": 8, "test": 8}
+    records, rejections = make_raw(domain, requested, 0)
     assert not rejections
-    assert all(sum(record.split == split for record in records) >= count for split, count in asked.items())
+    assert all(sum(record.split == split for record in records) >= count for split, count in requested.items())
 
 
-def test_mix_of_difficulty_follows_the_settings_in_every_prefix(lines: list[str]) -> None:
+def test_difficulty_mix_of_a_prefix_follows_the_settings(lines: list[str]) -> None:
     records, _ = check_lines([line.encode() for line in lines], "raw.jsonl", SearchDomain())
     for hops, expected in (({1: 1.0, 2: 2.0, 3: 1.0}, [10, 20, 10]), ({1: 1.0, 3: 3.0}, [10, 0, 30])):
         ordered = order_by_mix(records, SearchDomain(SearchSettings(hops=hops)))
@@ -100,7 +100,7 @@ def test_mix_of_difficulty_follows_the_settings_in_every_prefix(lines: list[str]
     assert json.dumps(order_by_mix(records, SearchDomain())[0].record)
 
 
-def test_a_domain_without_difficulties_is_taken_in_file_order(lines: list[str]) -> None:
+def test_domain_without_difficulties_keeps_the_file_order(lines: list[str]) -> None:
     records, _ = check_lines([line.encode() for line in lines], "raw.jsonl", SearchDomain())
 
     class Plain:
@@ -110,7 +110,7 @@ def test_a_domain_without_difficulties_is_taken_in_file_order(lines: list[str]) 
 
 
 @pytest.mark.parametrize("line", ["null", "1", '"text"'])
-def test_json_that_is_no_object_is_malformed(domain: SearchDomain, line: str) -> None:
+def test_json_other_than_an_object_is_malformed(domain: SearchDomain, line: str) -> None:
     records, rejections = check_lines([line.encode()], "raw.jsonl", domain)
     assert not records
     assert "JSON object" in rejections[0].detail

@@ -1,4 +1,4 @@
-"""A space of designs, a truth about it that is made up, and searches of it."""
+"""A small space of agent designs with made-up scores, and searches of it."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def settings(space: dict[str, Any] | None = None, **design: Any) -> Any:
     return parse_search({"domains": ["search"], "per_domain": {"search": {}}, "design": {"space": space or SPACE, **design}})
 
 
-def search(given: Any, seed: int = 0, value_model: Any = None) -> Search:
-    space = Space.of(given)
-    if given.design.method == "agentswift" and value_model is None:
-        value_model = FittedValueModel(space, TASKS, given.design.value_model)
-    return Search(space, given.design, seed, value_model)
+def search(params: Any, seed: int = 0, value_model: Any = None) -> Search:
+    space = Space.of(params)
+    if params.design.method == "agentswift" and value_model is None:
+        value_model = FittedValueModel(space, TASKS, params.design.value_model)
+    return Search(space, params.design, seed, value_model)
 
 
-def worth(space: Space, design: Design) -> float:
-    """A made-up truth in [0, 1]: mostly additive, with one interaction."""
+def true_score(space: Space, design: Design) -> float:
+    """A made-up score in [0, 1]: mostly additive, with one interaction."""
     value = dict(zip((factor.name for factor in FACTORS), design, strict=True))
     found = 0.4 - 0.2 * abs(value["temperature"] - 0.5) + 0.1 * (value["choose"] == "vote") - 0.15 * (value["recall"] == "action")
     found += {1: -0.1, 2: 0.05, None: 0.0}[value["window"]] + 0.1 * (value["recall"] == "task" and value["window"] == 2)
@@ -43,13 +43,13 @@ def worth(space: Space, design: Design) -> float:
 
 
 def node(score: float, parent: int = 0, predicted: float | None = None, **more: Any) -> Node:
-    given = {"design": (), "origin": "tree", "error": 0.0, "by_domain": {}, **more}
-    return Node(score=score, parent=parent, predicted=predicted, **given)
+    values = {"design": (), "origin": "tree", "error": 0.0, "by_domain": {}, **more}
+    return Node(score=score, parent=parent, predicted=predicted, **values)
 
 
-def run(one: Search, truth: Any = worth, budget: int | None = None) -> list[Node]:
+def run(one: Search, score_of: Any = true_score, budget: int | None = None) -> list[Node]:
     nodes: list[Node] = []
     while (proposal := one.propose(nodes)) is not None and len(nodes) != budget:
-        score = truth(one.space, proposal.design)
+        score = score_of(one.space, proposal.design)
         nodes.append(Node(**proposal.__dict__, score=score, error=0.02, by_domain={"search": (score, 0.02)}))
     return nodes

@@ -1,4 +1,5 @@
-"""A search from its first design to its results, with the stage `evaluate` played by arithmetic; tasks; the board's lane."""
+"""A design search from its first design to its results, with the evaluate stage replaced by arithmetic; task splits; the claims
+lane."""
 
 from __future__ import annotations
 
@@ -94,12 +95,12 @@ def session_of(root: Path, **design: Any) -> tuple[Session, SearchParams]:
     return Session(DesignEvaluations.open(root, of_params(values), params, Space.of(params))), params
 
 
-def play(place: Path, better: str = "task") -> None:
-    """What the stage would write: designs that recall the task do better, and greedy ones worse."""
-    params = load_params(place / "params.yaml")
+def play(folder: Path, better: str = "task") -> None:
+    """Writes what the stage would: designs that recall the task score higher, greedy ones lower."""
+    params = load_params(folder / "params.yaml")
     evaluate, split = params.evaluate, params.evaluate.split
     good = 0.5 + 0.3 * (evaluate.scaffold.recall == better) - 0.2 * (evaluate.sampling.temperature == 0)
-    tasks = [task for task in read_tasks(place / "data/curated/search/tasks.parquet") if task.split == split]
+    tasks = [task for task in read_tasks(folder / "data/curated/search/tasks.parquet") if task.split == split]
     rows = []
     for number, task in enumerate(tasks):
         for attempt in range(evaluate.attempts):
@@ -108,40 +109,40 @@ def play(place: Path, better: str = "task") -> None:
             row |= {"cluster": task.cluster, "panel": "p", "policy_hash": "h", "turns": 2, "tokens": 9, "cost": 1.0}
             row |= {"success": number < good * len(tasks), "reward": float(number < good * len(tasks)), "accepted": 1.0}
             rows.append({**row, "difficulty": 1.0, "stop_reason": "terminated"})
-    write_table(place / "data/evaluation/rows.parquet", EVALUATION_SCHEMA, rows)
+    write_table(folder / "data/evaluation/rows.parquet", EVALUATION_SCHEMA, rows)
 
 
 def search(root: Path, **design: Any) -> tuple[Session, list[dict[str, Any]]]:
-    """Run a search to its end; its steps."""
+    """Runs a search to its end; returns the session and its steps."""
     steps: list[dict[str, Any]] = []
     session, _ = session_of(root, **design)
     step = session.step()
     while step is not None:
         steps.append(step)
         play(Path(step["folder"]))
-        # Each step by a process of its own, as the flow takes them.
+        # A new session for each step, as in the flow, which runs each in a process.
         session, _ = session_of(root, **design)
         step = session.step(1.0)
     return session, steps
 
 
-def test_a_search_from_its_first_design_to_its_results(source: Path) -> None:
-    """Contract: designs are chosen by validation tasks, the best are confirmed on others, the panel is played once by the winner
-    and by the default; what was evaluated, by whatever method, is not played again."""
+def test_search_selects_confirms_and_evaluates_the_winner(source: Path) -> None:
+    """Contract: designs are selected on validation tasks, the best are confirmed on others, only the winner and the default play
+    the panel, and evaluations are reused, whatever the method."""
     session, steps = search(source)
     assert [step["kind"] for step in steps] == ["search"] * 7 + ["confirm"] * 3 + ["panel"] * 2
     assert steps[0]["label"] == "as params.yaml has it"
     plan = session.evaluations.plan["domains"]["search"]
     assert (len(plan["search"]), len(plan["confirm"])) == (6, 3)
-    place = Path(steps[0]["folder"])
-    valid = [task for task in read_tasks(place / "data/curated/search/tasks.parquet") if task.split == "valid"]
+    workspace = Path(steps[0]["folder"])
+    valid = [task for task in read_tasks(workspace / "data/curated/search/tasks.parquet") if task.split == "valid"]
     assert sorted(task.task_id for task in valid) == plan["search"]
     clusters = {task.cluster for task in valid}
-    other = [t for t in read_tasks(place.parent / "confirm/data/curated/search/tasks.parquet") if t.split == "valid"]
+    other = [t for t in read_tasks(workspace.parent / "confirm/data/curated/search/tasks.parquet") if t.split == "valid"]
     assert sorted(task.task_id for task in other) == plan["confirm"]
-    assert not clusters & {task.cluster for task in other}, "no world serves both"
-    assert load_params(place / "params.yaml").evaluate.split == "valid"
-    assert load_params(place.parent / "confirm/params.yaml").evaluate.split == "test", "the panel was the last"
+    assert not clusters & {task.cluster for task in other}, "no world is in both"
+    assert load_params(workspace / "params.yaml").evaluate.split == "valid"
+    assert load_params(workspace.parent / "confirm/params.yaml").evaluate.split == "test", "the panel came last"
 
     results = session.results()
     assert results["winner"]["evaluate"]["scaffold"]["recall"] == "task"
@@ -151,21 +152,21 @@ def test_a_search_from_its_first_design_to_its_results(source: Path) -> None:
     assert results["panel"]["domains"]["search"]["comparison"]["difference"] == pytest.approx(0.375)
     assert [one["name"] for one in results["finalists"]][-1] == results["default"]
     assert json.loads(json.dumps(results)) == results
-    assert results["designs"] == 2 * 2 * (1 + 1 + 2), "greedy, one draw, votes of 3 and, as params.yaml has it, of 5"
+    assert results["designs"] == 2 * 2 * (1 + 1 + 2), "greedy, one draw, votes of 3 and, the default, of 5"
 
     again, steps = search(source, budget=9)
     kinds = [step["kind"] for step in steps]
-    assert kinds[:2] == ["search", "search"], "a larger budget goes on where the search was"
+    assert kinds[:2] == ["search", "search"], "a larger budget continues the search"
     assert "search" not in kinds[2:]
-    assert len(kinds) <= 4, "what was confirmed before is not played again"
+    assert len(kinds) <= 4, "confirmed designs are reused"
     assert [node.design for node in again.nodes[:7]] == [node.design for node in session.nodes]
     drawn, steps = search(source, method="random", budget=12)
     new = {node.design for node in drawn.nodes} - {node.design for node in again.nodes}
     assert len(drawn.nodes) == 12
-    assert len([step for step in steps if step["kind"] == "search"]) == len(new) < 12, "what was evaluated is not played again"
+    assert len([step for step in steps if step["kind"] == "search"]) == len(new) < 12, "evaluated designs are reused"
 
 
-def test_a_search_that_was_stopped_asks_again_for_what_was_under_way(source: Path) -> None:
+def test_interrupted_search_repeats_its_pending_step(source: Path) -> None:
     first = session_of(source, attempts=1)[0].step()
     again = session_of(source, attempts=1)[0].step()
     assert first == again
@@ -174,8 +175,8 @@ def test_a_search_that_was_stopped_asks_again_for_what_was_under_way(source: Pat
         session_of(source, attempts=1)[0].step(1.0)
 
 
-def test_a_journal_from_before_a_factor_is_gone_on_with(source: Path) -> None:
-    """Contract: its designs end where the factor begins, and had what params.yaml has."""
+def test_journal_without_a_newer_factor_is_continued(source: Path) -> None:
+    """Contract: its designs lack the newer factor and get the value of params.yaml."""
     design = {"attempts": 1, "method": "random", "budget": 3}
     session_of(source, **design)[0].step()
     for _ in range(2):
@@ -191,30 +192,31 @@ def test_a_journal_from_before_a_factor_is_gone_on_with(source: Path) -> None:
     play(again.evaluations.folder / "search")
     again.step(1.0)
     assert len(again.nodes) == 3
-    assert again.nodes[2].design == tuple(saved["pending"]["design"]), "what was under way is taken up"
+    assert again.nodes[2].design == tuple(saved["pending"]["design"]), "the pending design is resumed"
 
 
-def test_a_place_has_the_present_code(source: Path) -> None:
-    """Contract: what the key leaves out, since it changes no score, is brought up to date, or an old copy of it would refuse what
-    is new in params.yaml; where nothing changed, nothing is copied."""
+def test_workspace_code_is_updated(source: Path) -> None:
+    """Contract: code that is not part of the key is updated, too, since an outdated copy would reject new keys of params.yaml;
+    unchanged files are not copied."""
     session, _ = session_of(source, attempts=1)
-    places = [session.evaluations.folder / place for place in ("search", "confirm")]
+    workspaces = [session.evaluations.folder / name for name in ("search", "confirm")]
     module = source / "stages" / "params.py"
     try:
         module.write_text("KEY = 1\n")
         assert session_of(source, attempts=1)[0].evaluations.folder == session.evaluations.folder
-        assert all((place / "stages/params.py").read_text() == "KEY = 1\n" for place in places)
-        kept = [(place / "stages/code.py").stat().st_ino for place in places]
+        assert all((workspace / "stages/params.py").read_text() == "KEY = 1\n" for workspace in workspaces)
+        kept = [(workspace / "stages/code.py").stat().st_ino for workspace in workspaces]
         session_of(source, attempts=1)
-        assert [(place / "stages/code.py").stat().st_ino for place in places] == kept
+        assert [(workspace / "stages/code.py").stat().st_ino for workspace in workspaces] == kept
     finally:
         module.unlink()
     session_of(source, attempts=1)
-    assert not any((place / "stages/params.py").exists() for place in places)
+    assert not any((workspace / "stages/params.py").exists() for workspace in workspaces)
 
 
-def test_a_design_that_cannot_be_run_scores_nothing_and_stays(source: Path) -> None:
-    """Contract: score 0, told why, in the tree; but if it is the design of params.yaml there is nothing to search from."""
+def test_failed_design_scores_zero(source: Path) -> None:
+    """Contract: it stays in the tree with the reason; a failure of the design of params.yaml is an error, since the search starts
+    from it."""
     design = {"tasks": 5, "method": "random", "budget": 3}
     session_of(source, **design)[0].step()
     with pytest.raises(ParamsError, match=r"'as params\.yaml has it' could not be evaluated: no such head"):
@@ -229,49 +231,52 @@ def test_a_design_that_cannot_be_run_scores_nothing_and_stays(source: Path) -> N
     assert session.nodes[1].design not in session.finalists()
 
 
-def test_the_command_line_takes_a_step(source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Contract: JSON on standard output; results, and an overlay that params.yaml takes; mistakes by name with exit code 2."""
+def test_command_line_runs_a_search_step_by_step(
+    source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Contract: JSON on standard output, an overlay that params.yaml accepts, and exit code 2 with the key for mistakes."""
     monkeypatch.chdir(source)
     monkeypatch.setenv("BELLWETHER_TRACKING", "off")
     changes = ["--set", "design.budget=2", "design.method=unguided", "design.tasks=4"]
 
-    def step(*news: str) -> dict[str, Any]:
-        monkeypatch.setattr(sys, "argv", ["design", *news, *changes])
+    def step(*arguments: str) -> dict[str, Any]:
+        monkeypatch.setattr(sys, "argv", ["design", *arguments, *changes])
         assert command.main() == 0, capsys.readouterr().err
         return json.loads(capsys.readouterr().out)
 
-    told = step()
+    output = step()
     kinds = []
-    while told["kind"] != "done":
-        kinds.append(told["kind"])
-        play(Path(told["folder"]))
-        told = step("--ended", "2.5")
+    while output["kind"] != "done":
+        kinds.append(output["kind"])
+        play(Path(output["folder"]))
+        output = step("--ended", "2.5")
     assert kinds[:2] == ["search", "search"]
-    assert read_json(source / told["result"])["settings"]["method"] == "unguided"
+    assert read_json(source / output["result"])["settings"]["method"] == "unguided"
     path = source / "copy.yaml"
     path.write_text(yaml.safe_dump(of_params(VALUES)))
-    apply_overlay(path, source / told["overlay"])
+    apply_overlay(path, source / output["overlay"])
     models = load_params(path).evaluate.models
-    assert models is None or models == [*model_names(["search"]), "sft+vote"], "the others go on playing"
-    for wrong, said in ((["design.budgets=3"], "budgets"), (["design.budget"], "KEY=VALUE")):
+    assert models is None or models == [*model_names(["search"]), "sft+vote"], "the other models are still evaluated"
+    for wrong, message in ((["design.budgets=3"], "budgets"), (["design.budget"], "KEY=VALUE")):
         monkeypatch.setattr(sys, "argv", ["design", "--set", *wrong])
         assert command.main() == 2
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
-def test_scores_by_hand() -> None:
-    """Two tasks of two attempts, 1/2 and 1: mean 0.75, standard error 0.25; shares of refused turns and cut episodes."""
+def test_summary_of_two_tasks() -> None:
+    """Two tasks of two attempts, 1/2 and 1: mean 0.75, standard error 0.5 / sqrt(2), the least for two tasks; shares of rejected
+    turns and of truncated episodes."""
     base = {"domain": "d", "turns": 4, "accepted": 0.75, "stop_reason": "terminated"}
     rows = [{**base, "task_id": task, "success": won} for task, won in (("a", 1), ("a", 0), ("b", 1), ("b", 1))]
     rows[1] |= {"stop_reason": "turn_limit", "accepted": 0.25}
     found = summarise(rows, "success")
-    assert found.by_domain == {"d": (0.75, pytest.approx(0.353553 / 2**0.5 * 2**0.5, abs=1e-6))}
+    assert found.by_domain == {"d": (0.75, pytest.approx(0.353553, abs=1e-6))}
     assert found.failures == {"refused": 0.375, "cut": 0.25}
-    assert standard_error([1.0, 1.0, 1.0, 1.0]) == 0.125, "nobody is sure after four tasks"
+    assert standard_error([1.0, 1.0, 1.0, 1.0]) == 0.125, "four successes leave some uncertainty"
     assert standard_error([0.0, 1.0]) == pytest.approx(0.5)
 
 
-def test_tasks_are_split_by_worlds() -> None:
+def test_tasks_are_split_by_world() -> None:
     domain = SearchDomain()
     tasks = [one for one in domain.recipes(1200, 0) if one["split"] == "valid"]
     from stages.records.task import Task
@@ -283,40 +288,40 @@ def test_tasks_are_split_by_worlds() -> None:
     few = split_tasks(made[:32], 24, 8, 0)
     assert [len(part) for part in few] == [16, 8]
     assert [len({task.cluster for task in part}) for part in (first, second, *few)] == [7, 2, 2, 2], "spread over their worlds"
-    assert split_tasks(made[:16], 24, 8, 0)[1] == [], "two worlds cannot be divided"
+    assert split_tasks(made[:16], 24, 8, 0)[1] == [], "too few worlds to split"
 
 
-def test_searches_are_judged_on_a_table() -> None:
-    """Contract: the pick is the best by validation, judged by the panel; a budget of all designs finds the best there is."""
+def test_replay_evaluates_a_search_on_a_table() -> None:
+    """Contract: the best design by validation is evaluated on the panel; a budget of all designs finds the best one."""
     values = deep_merge(VALUES, {"design": {"budget": 12, "method": "random"}})
     params = parse_search(values)
     space = Space.of(params)
     table = {}
-    for place, design in enumerate(space.all()):
+    for index, design in enumerate(space.all()):
         warm, recall = design[INDEX["temperature"]], design[INDEX["recall"]] == "task"
-        score = round(0.3 + 0.4 * warm + 0.1 * recall + 0.001 * place, 6)
+        score = round(0.3 + 0.4 * warm + 0.1 * recall + 0.001 * index, 6)
         of = {"error": 0.05, "failures": {}, "failed": "", "seconds": 0.0}
         table[space.name(design)] = {
             split: {"score": one, "by_domain": {"search": [one, 0.05]}, **of}
             for split, one in (("valid", score), ("test", 1 - score))
         }
-    told = {"difficulty": 1.0, "prompt_words": 4.0, "max_turns": 8.0}
-    found = design_search.replay(params, table, told)
+    features = {"difficulty": 1.0, "prompt_words": 4.0, "max_turns": 8.0}
+    found = design_search.replay(params, table, features)
     assert tuple(found) == METRICS
     best = max(one["valid"]["score"] for one in table.values())
     assert found["best.40"] == best
     assert found["found.40"] == pytest.approx(1 - best)
     assert found["regret.40"] == pytest.approx(max(one["test"]["score"] for one in table.values()) - (1 - best))
     assert found["rank_correlation"] == 0.0
-    assert found == design_search.replay(params, table, told)
+    assert found == design_search.replay(params, table, features)
     guided = parse_search(deep_merge(values, {"design": {"method": "agentswift", "budget": 8}}))
-    found = design_search.replay(guided, table, told)
+    found = design_search.replay(guided, table, features)
     assert found["rank_correlation"] > 0.5
     assert found["area"] <= found["best.10"] <= best
 
 
-def test_the_experiment_shares_a_start_and_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Contract: arms differ in `design` alone, runs of a seed in nothing but the arm; the table is made before the first run."""
+def test_experiment_arms_share_a_start_and_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: arms differ only in `design`, runs of a seed only in the arm; the table is made before the first run."""
     experiment = load_experiment(ROOT / FOLDER / "agentswift.yaml")
     params = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
     checked = check_experiment(experiment, params, "agentswift.yaml")
@@ -333,11 +338,11 @@ def test_the_experiment_shares_a_start_and_a_table(tmp_path: Path, monkeypatch: 
     keys = {run.key for run in planned_runs(experiment, params)}
     assert len(keys) == len(experiment.arms) * len(experiment.seeds)
 
-    asked: list[list[str]] = []
+    commands: list[list[str]] = []
     numbers = dict.fromkeys(metrics_of(experiment), 0.5)
 
     def run(workspace: EvaluationWorkspace, arguments: list[str], threads: int) -> None:
-        asked.append(arguments[2:3])
+        commands.append(arguments[2:3])
         if "--result" in arguments:
             write_json(workspace.folder / arguments[arguments.index("--result") + 1], {**numbers, "environment_steps": 0})
 
@@ -346,14 +351,14 @@ def test_the_experiment_shares_a_start_and_a_table(tmp_path: Path, monkeypatch: 
     values = {**run_values(experiment, "random", 1, params)}
     monkeypatch.setattr(ExperimentRunner, "code", "")
     found = ExperimentRunner(tmp_path, "c" * 40, lane="designs").measure("run", values, common, metrics_of(experiment))
-    assert asked == [["--table"], ["--settings"]]
+    assert commands == [["--table"], ["--settings"]]
     assert found.metrics == numbers
 
 
 @pytest.mark.slow
-def test_a_table_is_what_the_stage_would_find(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Contract: end to end with a policy: every design of a small space plays both sets of tasks, what is there is not played
-    again, and the default's row is that of the stage itself."""
+def test_table_equals_the_results_of_the_stage(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: with a policy, every design of a small space is evaluated on both sets of tasks, existing rows are kept, and the
+    default's row equals the result of the stage."""
     monkeypatch.chdir(source)
     space = {"model": ["sft"], "choose": ["none"], "think": ["none"], "window": [None], "recall": ["none", "task"]}
     sampling = {"temperature": 0.5, "top_p": 0.95, "max_tokens": 6}
@@ -374,7 +379,7 @@ def test_a_table_is_what_the_stage_would_find(source: Path, tmp_path: Path, monk
     table = design_search.make_table(values, params, 1)
     assert set(table) == {space_of.name(design) for design in space_of.all()}
     assert json.loads(json.dumps(table)) == read_json(path)
-    assert {**table, **kept} == table, "what is there is not played again"
+    assert {**table, **kept} == table, "existing rows are kept"
     path.unlink()
     (other,) = [name for name in table if name not in kept]
     assert other == space_of.name(space_of.root)
@@ -401,17 +406,17 @@ def test_a_table_is_what_the_stage_would_find(source: Path, tmp_path: Path, monk
 
 
 def teach(folder: Path, prompts: list[str], action: str) -> None:
-    """Let the policy in `folder` say `action` to each of `prompts`."""
+    """Trains the policy in `folder` to answer `action` to each of `prompts`."""
     import torch
 
     policy = load_policy(folder)
     chat = Chat(policy.tokenizer)
-    said = [
+    examples = [
         chat.encode_demonstration([{"role": "user", "content": one}, {"role": "assistant", "content": action}]) for one in prompts
     ]
     optimizer = torch.optim.AdamW(policy.model.parameters(), lr=5e-3)
     for step in range(150):
-        encoded = said[step % len(said)]
+        encoded = examples[step % len(examples)]
         ids = torch.tensor([encoded.token_ids])
         labels = ids.masked_fill(torch.tensor([encoded.owner]) != Owner.POLICY, -100)
         loss = policy.model(input_ids=ids, labels=labels).loss
@@ -424,11 +429,11 @@ def teach(folder: Path, prompts: list[str], action: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_search_with_a_policy_from_its_steps_to_its_results(
+def test_search_with_a_policy_end_to_end(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Contract: the flow's task lets the stage play in the places that the command line lays out; what the results say is what
-    was played, and params.yaml takes the winner."""
+    """Contract: the flow's task runs the stage in the workspaces that the command lays out; results equal the evaluated rows, and
+    params.yaml accepts the winner."""
     root = tmp_path / "checkout"
     shutil.copytree(source, root, ignore=shutil.ignore_patterns(".bellwether", "reports", "stages"))
     shutil.copytree(ROOT / "stages", root / "stages", ignore=shutil.ignore_patterns("__pycache__"))
@@ -444,9 +449,9 @@ def test_a_search_with_a_policy_from_its_steps_to_its_results(
     monkeypatch.setattr(flow, "environment", lambda **variables: {**os.environ, **variables})
     monkeypatch.chdir(root)
 
-    def next_step(*news: str) -> dict[str, Any]:
-        """What the flow starts as a process: that takes seconds, and the stage, which is one here, is the longer part."""
-        monkeypatch.setattr(sys, "argv", ["design", *news, "--set", "design.budget=2"])
+    def next_step(*arguments: str) -> dict[str, Any]:
+        """Runs the flow's subprocess within this process, which saves seconds; the stage remains a process."""
+        monkeypatch.setattr(sys, "argv", ["design", *arguments, "--set", "design.budget=2"])
         assert command.main() == 0
         return json.loads(capsys.readouterr().out.splitlines()[-1])
 
@@ -482,6 +487,6 @@ def test_a_search_with_a_policy_from_its_steps_to_its_results(
         assert winner["evaluate"][section].items() <= applied[section].items()
 
 
-def test_nodes_are_kept_whole() -> None:
+def test_node_round_trips_through_json() -> None:
     node = Node(("sft", None), -1, "root", 0.5, 0.1, {"d": (0.5, 0.1)}, failures={"cut": 0.1})
     assert Node.from_json(json.loads(json.dumps(node.to_json()))) == node

@@ -1,4 +1,4 @@
-"""What the value model of designs learns: from few labels, of the task as well as the design, and of a domain like another."""
+"""The value model of designs: few labels, task features, transfer to a similarly described domain."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from searches import SPACE, TASKS, run, search, settings, worth
+from searches import SPACE, TASKS, run, search, settings, true_score
 
 from stages.designs.settings import parse_search
 from stages.designs.space import INDEX, Space
@@ -15,9 +15,9 @@ from stages.designs.value_model import FEWEST, FittedValueModel, describe
 from stages.records.task import Task
 
 
-def test_the_value_model_learns_from_few_labels() -> None:
-    """Contract: 30 labels order unseen designs (Spearman above 0.7), the model is less sure of those than of what it has seen,
-    and before it has enough it says the mean."""
+def test_value_model_learns_from_few_labels() -> None:
+    """Contract: 30 labels rank unseen designs (Spearman above 0.7), unseen designs are more uncertain than seen ones, and with
+    too few labels the prediction is the mean."""
     from scipy.stats import spearmanr
 
     nodes = run(search(settings(method="random", budget=30)))
@@ -28,32 +28,32 @@ def test_the_value_model_learns_from_few_labels() -> None:
         model = FittedValueModel(space, TASKS, kind)
         model.fit(nodes)
         mean, std = model.predict(unseen)
-        assert spearmanr(mean, [worth(space, design) for design in unseen]).statistic > 0.7
+        assert spearmanr(mean, [true_score(space, design) for design in unseen]).statistic > 0.7
         assert std.mean() > model.predict(seen)[1].mean()
         model.fit(nodes[: FEWEST - 1])
         assert np.ptp(model.predict(unseen)[0]) == 0.0
 
 
-def test_designs_that_could_not_be_run_teach_the_value_model_nothing() -> None:
-    """Contract: their score of 0 is no score, and no less sure for having no error."""
+def test_failed_designs_do_not_train_the_value_model() -> None:
+    """Contract: their score of 0 and error of 0 are not labels."""
     nodes = run(search(settings(method="random", budget=12)))
     space = Space.of(settings())
-    lost = [replace(item, score=0.0, error=0.0, by_domain={"search": (0.0, 0.0)}, failed="no room") for item in nodes[6:]]
+    failed = [replace(item, score=0.0, error=0.0, by_domain={"search": (0.0, 0.0)}, failed="no room") for item in nodes[6:]]
     for kind in ("gp", "ridge"):
         found = []
-        for given in (nodes[:6], [*nodes[:6], *lost]):
+        for labels in (nodes[:6], [*nodes[:6], *failed]):
             model = FittedValueModel(space, TASKS, kind)
-            model.fit(given)
+            model.fit(labels)
             found.append(model.predict(space.all()))
         for one, other in zip(*found, strict=True):
             assert np.array_equal(one, other)
-        model.fit(lost)
+        model.fit(failed)
         assert set(model.predict(space.all())[0]) == {0.5}
 
 
-def test_the_model_reads_the_task_as_well_as_the_design() -> None:
-    """Contract: rows are (design, domain); what helps in one domain and hurts in the other is told apart, and the score is the
-    mean over both."""
+def test_value_model_distinguishes_domains() -> None:
+    """Contract: rows are (design, domain), so opposite effects in two domains are distinguished, and the score is the mean over
+    both."""
     both = parse_search({"domains": ["search", "shop"], "per_domain": {"search": {}, "shop": {}}, "design": {"space": SPACE}})
     space = Space.of(both)
     domains = {**TASKS, "shop": describe([Task("a", "shop", "valid", 0, "buy a red cup", {}, 3.0)], 10)}
@@ -73,14 +73,21 @@ def test_the_model_reads_the_task_as_well_as_the_design() -> None:
 
 
 @pytest.mark.parametrize("kind", ["gp", "ridge"])
-def test_a_domain_that_is_described_alike_is_predicted_alike(kind: str) -> None:
-    """Contract: of a domain in which nothing was played, the description says what to expect: the scores of the domain that is
-    described so, their level and what helps there, and not those of the other; without descriptions there is no telling."""
+def test_new_domain_is_predicted_like_the_similarly_described_one(kind: str) -> None:
+    """Contract: a domain without evaluations is predicted, in level and effects, like the domain with the same description and
+    not like the other; equal descriptions do not distinguish."""
     names = ["search", "shop", "textworld"]
     space = Space.of(parse_search({"domains": names, "per_domain": {name: {} for name in names}, "design": {"space": SPACE}}))
-    designs, place = space.all(), INDEX["temperature"]
+    designs, temperature = space.all(), INDEX["temperature"]
     nodes = [
-        Node(one, -1, "random", 0.0, 0.01, {"search": (0.2 + 0.4 * one[place], 0.01), "shop": (0.9 - 0.4 * one[place], 0.01)})
+        Node(
+            one,
+            -1,
+            "random",
+            0.0,
+            0.01,
+            {"search": (0.2 + 0.4 * one[temperature], 0.01), "shop": (0.9 - 0.4 * one[temperature], 0.01)},
+        )
         for one in designs[::2]
     ]
     easy, hard = TASKS["search"], {"difficulty": 5.0, "prompt_words": 40.0, "max_turns": 16.0}
@@ -97,4 +104,4 @@ def test_a_domain_that_is_described_alike_is_predicted_alike(kind: str) -> None:
         assert np.corrcoef(found[2], found[near])[0, 1] > 0.9
     found = predicted(easy, easy)
     away = {at: np.abs(found[2] - found[at]).mean() for at in (0, 1)}
-    assert away[0] == pytest.approx(away[1], rel=0.2), "it is the description that told"
+    assert away[0] == pytest.approx(away[1], rel=0.2), "equal descriptions do not distinguish"

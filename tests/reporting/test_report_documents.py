@@ -9,7 +9,7 @@ import pytest
 
 from stages.algorithms.card import Card
 from stages.params import ROOT
-from stages.reporting import board
+from stages.reporting.board.index import PAGE
 from stages.reporting.documents import FIGURE, all_cards, blocks, generated, methods_table
 from stages.reporting.generated_blocks import block_names, documents, link, replace_block
 
@@ -77,7 +77,7 @@ def test_results_and_figure_are_written_from_the_reports(full_run, tmp_path):
 def test_links_of_a_block_lead_from_where_it_stands():
     assert link("docs/figures/x.svg", Path("README.md")) == "docs/figures/x.svg"
     assert link("docs/figures/x.svg", Path("docs/benchmarks.md")) == "figures/x.svg"
-    assert link(board.PAGE, Path("docs/methods.md")) == "../reports/claims/README.md"
+    assert link(PAGE, Path("docs/methods.md")) == "../reports/claims/README.md"
 
 
 def test_every_block_has_a_command_that_writes_it():

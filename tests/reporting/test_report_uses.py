@@ -11,8 +11,9 @@ import pytest
 
 from stages.params import ROOT, Params, parse_params
 from stages.records.sections import deep_merge
-from stages.reporting import annotation_uses, board
+from stages.reporting import annotation_uses
 from stages.reporting.blocks import Table, Text
+from stages.reporting.board.rows import rows as board_rows
 from stages.reporting.inputs import Inputs, load_inputs
 from stages.reporting.sections.uses import use_blocks, used
 
@@ -99,6 +100,7 @@ def test_the_boards_verdicts_are_quoted(inputs: Inputs) -> None:
     assert "This run uses none of it on search." in shown
     assert "No use has a significant gain" in of(state="reproduced", gain=False)
     assert "not been measured yet" in of(state="not run yet", difference="–")
+    assert "failed its gate" in of(state="gate failed", difference="–")
     (table,) = [
         block
         for block in use_blocks(replace(inputs, uses={**MEASURED, "claims": [{**CLAIM, "checked": "by hand"}]}))
@@ -130,7 +132,7 @@ def test_what_is_quoted_is_what_the_board_holds() -> None:
     (text,) = annotation_uses.files(ROOT).values()
     told = json.loads(text)
     rows = [
-        row for row in board.rows(ROOT) if row.slug in annotation_uses.SLUGS or (row.slug, row.claim.arm) in annotation_uses.ARMS
+        row for row in board_rows(ROOT) if row.slug in annotation_uses.SLUGS or (row.slug, row.claim.arm) in annotation_uses.ARMS
     ]
     assert len([row for row in rows if row.slug not in annotation_uses.SLUGS]) == len(annotation_uses.ARMS)
     assert [claim["state"] for claim in told["claims"]] == [row.state for row in rows]

@@ -87,5 +87,5 @@ def test_the_mask_of_a_turn_covers_its_end_and_no_header(tiny_policy):
 def test_a_limit_beyond_the_environments_is_refused_before_anything_runs():
     values = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
     values["rl"]["horizon"] = {"kind": "scaling_inter", "rounds": [4, 99]}
-    with pytest.raises(ParamsError, match=r"per_domain\.textworld has it: rl\.horizon\.rounds allows 99"):
+    with pytest.raises(ParamsError, match=r"in rl for domain textworld: rl\.horizon\.rounds allows 99"):
         check_domains(parse_params(values))

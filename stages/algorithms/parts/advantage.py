@@ -89,7 +89,7 @@ class Advantage(Part):
         if self.estimator == "group" and level == "token" and self.gamma != 1.0:
             raise ParamsError(
                 "rl.advantage.gamma below 1 would discount per token at level token (0.99 over 400 tokens is 0.018), and the "
-                "group estimator discounts per turn: set rl.advantage.level to turn, or gamma to null"
+                "group estimator discounts per turn: set rl.advantage.level to turn, or gamma to 1"
             )
         if mean in ("greedy", "length_weighted") and level in ("turn", "token"):
             raise ParamsError(f"rl.advantage.mean: {mean} is a baseline for whole episodes; set rl.advantage.level to trajectory")

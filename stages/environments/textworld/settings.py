@@ -25,7 +25,6 @@ NAME_NUMBERS: dict[Split, tuple[int, ...]] = {
     "test": tuple(sorted(_NUMBERS[60:])),
 }
 """Split -> numbers in entity names (room54, box12): no name of a test game occurs in training."""
-MAX_ENTITIES = min(len(numbers) for numbers in NAME_NUMBERS.values())
 
 
 class Level(BaseModel):

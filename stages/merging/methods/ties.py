@@ -75,7 +75,7 @@ class Trim:
         return cls(float(limit), int(level[keep - larger_entries - 1]) + 1)
 
     def apply(self, delta: Tensor, start: int) -> None:
-        """Set to 0 what is not kept of `delta`, the entries from `start` on."""
+        """Zero the entries of `delta` that are trimmed; `delta` holds the entries from `start` on."""
         mask, end = delta.abs(), max(self.end - start, 0)
         mask[:end].ge_(self.limit)
         mask[end:].gt_(self.limit)

@@ -59,9 +59,11 @@ def _explained_variance(inputs: Inputs) -> str:
 
 def _summary(measured: Mapping[str, Any], uses: Mapping[str, list[str]]) -> str:
     claims = measured["claims"]
-    ended = [claim for claim in claims if claim["state"] in ("reproduced", "not reproduced", "undecided")]
+    ended = [claim for claim in claims if claim["state"] in ("reproduced", "not reproduced", "undecided", "gate failed")]
     if len(ended) < len(claims):
         return "Some claims have not been measured yet (make claims METHOD=annotation_uses)."
+    if any(claim["state"] == "gate failed" for claim in ended):
+        return "The experiment failed its gate, so it decides nothing (reports/claims/annotation_uses.md)."
     gains = [claim["says"] for claim in ended if claim["gain"] and claim["state"] == "reproduced"]
     if gains:
         unused = "" if uses.get(measured["environment"]) else f" This run uses none of it on {measured['environment']}."

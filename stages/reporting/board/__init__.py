@@ -1,0 +1,1 @@
+"""The pages of reports/claims, made from the experiments and their results."""

@@ -1,0 +1,52 @@
+"""What an experiment's verdicts are conditional on, in sentences: start, panel, tasks, and the code of its runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stages.claims.experiment import Experiment
+
+BY_LANE = {
+    "rl": "One panel, and one start policy, trained with one seed, which all runs share: another start may give another verdict.",
+    "annotate": "One panel. Each seed has its own SFT policy and trees, so verdicts are not about one start.",
+    "labels": "One SFT policy, whose trees are grown anew with each seed.",
+    "designs": "One table of every design's score, measured once with one model; only the searches differ by seed.",
+    "offline_q": "Nothing but the environment: each seed has its own dataset of games.",
+}
+OWN_STARTS = (
+    "One panel, and one start policy per arm, trained with one seed: arms differ in stages before rl, and another seed there may "
+    "give another verdict."
+)
+
+
+def _tasks(saved: Mapping[str, Any]) -> str:
+    """What intervals contain besides seeds."""
+    clusters = {look["clusters"] for claim in saved["claims"] for look in claim["looks"]}
+    if not clusters:
+        return ""
+    if clusters == {0}:
+        return " Intervals are over seeds alone, so they do not contain the error of drawing other tasks."
+    shown = f"{min(clusters - {0})}" if len(clusters - {0}) == 1 else f"{min(clusters - {0})} to {max(clusters)}"
+    exception = ", those of metrics without a value per task over seeds alone" if 0 in clusters else ""
+    return f" Intervals are over seeds and {shown} clusters of tasks{exception}."
+
+
+def _older_code(saved: Mapping[str, Any], code: str) -> str:
+    """How many runs other code than today's made."""
+    done = [*saved["runs"].values(), *saved.get("trials", {}).values()]
+    older = sum(one.get("code") != code for one in done)
+    if not older:
+        return f" All {len(done)} runs were made by the code of this checkout."
+    return (
+        f" {older} of {len(done)} runs are of older code: something in the stages that make a run has changed since, which may "
+        "or may not bear on them."
+    )
+
+
+def conditions(experiment: Experiment, saved: Mapping[str, Any] | None, code: str | None) -> str:
+    """`code`: hash of the code that a run would have now, None before the first run."""
+    text = OWN_STARTS if experiment.lane == "rl" and experiment.start == "own" else BY_LANE[experiment.lane]
+    if saved is None or code is None:
+        return text
+    return text + _tasks(saved) + _older_code(saved, code)

@@ -1,0 +1,59 @@
+"""All files of the board: the index, a page per experiment, and their figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from stages.claims.code import code_of
+from stages.claims.experiment import FOLDER, Experiment
+from stages.claims.results import result_path
+from stages.records.episode import read_json
+from stages.reporting.board.experiment_page import Saved, experiment_page, page_of
+from stages.reporting.board.figures import FOREST, curves_figure, curves_svg, forest_svg, read_curves
+from stages.reporting.board.index import PAGE, index_page, total_cost
+from stages.reporting.board.rows import by_experiment, rows, saved_results
+
+NO_CURVES = "No curves are stored: the runs were made before curves were kept, or there are none yet."
+
+
+def _stored(root: Path, slugs: Iterable[str]) -> Iterable[Saved]:
+    """The results of all experiments, also of those that have changed since."""
+    return (read_json(path) for slug in slugs if (path := result_path(root, slug)).exists())
+
+
+def _curves(root: Path, slug: str, experiment: Experiment, saved: Saved | None) -> tuple[str, dict[Path, str]]:
+    """(the text about the learning curves, "" if nothing trains; the figure by path)."""
+    training = [arm for arm in experiment.arms if experiment.trains(arm)]
+    if not training:
+        return "", {}
+    curves, unit = read_curves(root, slug, experiment) if saved is not None else ({}, "")
+    if not curves:
+        return NO_CURVES, {}
+    figure = curves_figure(slug)
+    missing = [f"`{arm}`" for arm in training if arm not in curves]
+    note = f" No curve: {', '.join(missing)}." if missing else ""
+    text = (
+        f"![Success while training, by arm]({figure.relative_to(FOLDER).as_posix()})\n\nSuccess of the episodes played while "
+        f"training. Thin: one seed; bold: their mean, up to the end of the shortest run; grey: the means of the other arms.{note}"
+    )
+    return text, {figure: curves_svg(slug, experiment.method, curves, unit)}
+
+
+def pages(root: Path) -> dict[Path, str]:
+    """The index, reports/claims/README.md, a page per experiment, and their figures, by path relative to `root`."""
+    found = rows(root)
+    grouped = by_experiment(found)
+    results = {slug: saved_results(root, slug, of_slug[0].experiment) for slug, of_slug in grouped.items()}
+    files: dict[Path, str] = {}
+    for slug, of_slug in grouped.items():
+        experiment, saved = of_slug[0].experiment, results[slug]
+        text, drawn = _curves(root, slug, experiment, saved)
+        code = code_of(root, experiment.lane) if saved is not None else None
+        files |= {page_of(slug): experiment_page(of_slug, saved, text, code), **drawn}
+    plot = forest_svg(found)
+    if plot is not None:
+        files[FOREST] = plot
+    figure = FOREST.relative_to(FOLDER).as_posix() if plot is not None else None
+    files[PAGE] = index_page(found, results, total_cost(_stored(root, grouped)), figure)
+    return files

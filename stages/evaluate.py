@@ -8,6 +8,7 @@ reports/evaluation.csv, reports/metrics.json.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stages import params
@@ -26,18 +27,22 @@ from stages.runtime.stage import StageContext, stage_run
 from stages.tracking import flatten, open_tracker
 
 
-def play_all(context: StageContext, jobs: list[Job], settings: Settings) -> dict[str, Outcome]:
+def play_all(context: StageContext, jobs_by_model: Mapping[str, Sequence[Job]], settings: Settings) -> dict[str, Outcome]:
     """Job name -> outcome, of the jobs that this process plays. Each finished job is a checkpoint and is not played again."""
     checkpoints = Checkpoints(context, classes=(Outcome,))
+    jobs: dict[str, tuple[str, Job]] = {}
+    for model, of_model in jobs_by_model.items():
+        for job in of_model:
+            jobs.setdefault(job.name, (model, job))  # identical models share their jobs
     outcomes: dict[str, Outcome] = {}
-    with context.progress("playing panels", total=sum(job.episodes for job in jobs), unit="episode") as bar:
-        for job in context.share(jobs):
+    with context.progress("playing panels", total=sum(job.episodes for _, job in jobs.values()), unit="episode") as bar:
+        for model, job in context.share(list(jobs.values())):
             outcome: Outcome | None = checkpoints.load(job.name)
             if outcome is None:
                 outcome = play(job, settings)
                 checkpoints.save(job.name, outcome)
                 success = sum(row["success"] for row in outcome.rows) / len(outcome.rows)
-                bar.advance(job.episodes, f"{job.folder.name} on {job.domain}: {success:.0%}")
+                bar.advance(job.episodes, f"model {model}, domain {job.domain}: {success:.0%} success")
             else:
                 bar.restore(job.episodes)
             outcomes[job.name] = outcome
@@ -79,14 +84,13 @@ def run(context: StageContext) -> None:
     folders = model_folders(context)
     domains = {name: judged(context.data / "models", params.domains, name.partition("+")[2]) for name in folders}
     jobs_by_model = plan_jobs(context, panels, folders, domains)
-    jobs = list({job.name: job for jobs in jobs_by_model.values() for job in jobs}.values())
     settings = Settings(
         seed=params.seed,
         sampling=Sampling(**evaluate.sampling.model_dump()),
         engine=EngineSettings.of(params.resources, params.model.max_length, params.model.thinking),
         scaffold=evaluate.scaffold,
     )
-    outcomes = play_all(context, jobs, settings)
+    outcomes = play_all(context, jobs_by_model, settings)
     if context.shard:
         return
 

@@ -12,7 +12,7 @@ from stages.training.adapters import adapted, add_adapters, save_adapters
 
 
 def adapted_policy(folder: Path, seed: int = 0, rank: int = 4, scale: float = 0.3, **loading) -> Policy:
-    """The policy in `folder` with adapters whose B is random too, so that they change what it computes."""
+    """The policy in `folder` with adapters whose B is random, too, so that they have an effect."""
     policy = load_policy(folder, **loading)
     add_adapters(policy.model, Lora(rank=rank, alpha=8), seed)
     generator = torch.Generator().manual_seed(seed)
@@ -24,7 +24,7 @@ def adapted_policy(folder: Path, seed: int = 0, rank: int = 4, scale: float = 0.
 
 
 def make_adapter(folder: Path, base: Path, base_name: str, seed: int = 0, rank: int = 4) -> Path:
-    """An adapter folder on top of `base`, which it calls `base_name`."""
+    """Save an adapter of `base`, recorded as `base_name`, in `folder`."""
     policy = adapted_policy(base, seed, rank)
     save_adapters(policy.model, policy.tokenizer, folder, base_name)
     return folder

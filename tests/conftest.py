@@ -11,9 +11,9 @@ from tiny import make_tiny_policy
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-# Threads that spin while they wait make matrix products many times slower where processes share the cores.
+# Threads that spin while waiting make matrix products many times slower if processes share the cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-# A script that starts the tests in the background has them, and what they start, ignore the signal that some of them send.
+# Shells start background jobs with SIGINT ignored, which children inherit; some tests send it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -27,12 +27,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("slow"):
                 item.add_marker(pytest.mark.skip(reason="slow: `make test-all` runs it"))
-    if hasattr(config, "workerinput"):  # a worker of pytest-xdist, which takes files in the order of their tests
+    if hasattr(config, "workerinput"):  # a pytest-xdist worker, which takes files in the order of their tests
         items.sort(key=_seconds, reverse=True)
 
 
 def _seconds(item: pytest.Item) -> float:
-    """What the item's file says it takes. The longest begin first: one that begins late keeps a single worker busy at the end."""
+    """Duration given by the file's mark `long`. The longest files start first, so that none runs alone at the end."""
     long = item.get_closest_marker("long")
     return float(long.args[0]) if long else 0.0
 
@@ -46,7 +46,7 @@ def tiny_policy(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A new MLflow database; making one takes seconds, copying it none."""
+    """A new MLflow database; creating one takes seconds, copying it does not."""
     from stages.tracking.server import create_database
 
     folder = tmp_path_factory.mktemp("database")

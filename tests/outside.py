@@ -1,4 +1,4 @@
-"""Packages of somebody else's, installed in a folder of their own so that they can be edited in place."""
+"""Outside packages, installed as editable in a separate folder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SITE = "import os, site\nsite.addsitedir(os.path.join(os.path.dirname(__file__),
 
 
 def write_package(folder: Path, name: str, points: Mapping[str, str], requires: str = "", code: str = "SIZE = 3\n") -> None:
-    """The source of a distribution with one package of its name. `points`: group -> entry point in TOML."""
+    """Write the source of a distribution with one package of the same name. `points`: group -> entry point in TOML."""
     module = name.replace("-", "_")
     (folder / name / module).mkdir(parents=True)
     (folder / name / module / "__init__.py").write_text(code)
@@ -36,7 +36,7 @@ def write_package(folder: Path, name: str, points: Mapping[str, str], requires: 
 
 
 def install_editable(folder: Path, *names: str) -> None:
-    """pip's editable install of what `write_package` wrote; found by interpreters that have `folder` on PYTHONPATH."""
+    """Install packages of `write_package` as editable, for interpreters that have `folder` on PYTHONPATH."""
     options = ["--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check"]
     sources = [item for name in names for item in ("--editable", str(folder / name))]
     install = [sys.executable, "-m", "pip", "install", *options, "--prefix", str(folder / "prefix"), *sources]

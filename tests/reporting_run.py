@@ -1,4 +1,4 @@
-"""A small, realistic run made by seed: every file the report reads, in the shapes the stages write."""
+"""A small, realistic run generated from a seed: every file the report reads, in the stages' formats."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ def _outcomes(rng: random.Random) -> list[dict[str, Any]]:
     return rows
 
 
-def _where_time_went(stage: str) -> dict[str, Any]:
-    """Two processes of a stage that took 83.4 s: half of their time in what the stage is about."""
+def _measured_spans(stage: str) -> dict[str, Any]:
+    """Costs of a stage of 83.4 s in two processes, half of their time in the stage's main work."""
     most = {"curate": "environment", "sft": "training", "rl": "training.forward", "merge": "other"}.get(
         stage.split("@")[0], "engine"
     )
@@ -116,8 +116,8 @@ def _where_time_went(stage: str) -> dict[str, Any]:
     return {"peak_tree_bytes": 1_400_000_000, "cores": 2, "spans": spans, "beside": {"environment": 21.0}, "counts": counts}
 
 
-def _keep_an_earlier_run(root: Path, params: Params) -> None:
-    """reports/runs.jsonl with one run before this: PPO instead of GRPO, half as good on search, measured on another machine."""
+def _write_earlier_run(root: Path, params: Params) -> None:
+    """Write reports/runs.jsonl with one earlier run: PPO instead of GRPO, half the success on search, another machine."""
     now = this_run(load_inputs(root, params))
     values = now.model_dump()
     values["params"]["rl"]["algorithm"] = "ppo"
@@ -130,7 +130,7 @@ def _keep_an_earlier_run(root: Path, params: Params) -> None:
         "peak_gpu_bytes": 0,
         "machine": "Test CPU, 2 cores",
     }
-    values["measured"] = {stage: {**took, "runs": 1, **_where_time_went(stage)} for stage in values["work"]}
+    values["measured"] = {stage: {**took, "runs": 1, **_measured_spans(stage)} for stage in values["work"]}
     append(root, Run(**{**values, "note": "PPO first", "commit": "0123456789ab"}))
 
 
@@ -374,7 +374,7 @@ def _write_sft(reports: Path) -> None:
 
 
 def make_run(root: Path, seed: int = 0) -> Params:
-    """Write a whole run below `root`; returns its parameters (also written to params.yaml)."""
+    """Write a complete run below `root`; returns its parameters (also written to params.yaml)."""
     rng = random.Random(seed)
     values = {"domains": list(DOMAINS), "per_domain": {domain: {} for domain in DOMAINS}, "report": {"episodes": 12}}
     root.mkdir(parents=True, exist_ok=True)
@@ -402,5 +402,5 @@ def make_run(root: Path, seed: int = 0) -> Params:
         _write_episodes(root, domain, rng, tokenizer)
     write_table(root / "data" / "evaluation" / "rows.parquet", EVALUATION_SCHEMA, _outcomes(rng))
     params = parse_params(values)
-    _keep_an_earlier_run(root, params)
+    _write_earlier_run(root, params)
     return params

@@ -1,4 +1,4 @@
-"""What modules of this repository import, packages that they lie in included: for the tests on arrows."""
+"""Imports between modules of this repository, including the packages that contain them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["ROOT", "closure", "direct_imports", "exempt", "imports", "module_pat
 
 @cache
 def imports(path: Path) -> frozenset[Path]:
-    """`direct_imports`, and the packages that these lie in: importing a module runs them."""
+    """`direct_imports` and the packages that contain them, which importing a module runs."""
     ours = direct_imports(path)
     packages = {folder / "__init__.py" for item in ours for folder in item.parents if (ROOT / folder / "__init__.py").exists()}
     return frozenset((ours | packages) - {path, Path("__init__.py")})
 
 
 def closure(path: Path) -> set[Path]:
-    """All files of ours that `path` imports, directly or not, itself included; does not look into exempt ones."""
+    """All files of this repository that `path` imports, directly or indirectly, and itself; exempt files are not followed."""
     seen: set[Path] = set()
     waiting = [path]
     while waiting:

@@ -21,7 +21,7 @@ TROUBLESHOOTING = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_links_lead_to_files_and_headings_that_exist(path: Path) -> None:
+def test_links_resolve(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     headings = {
         re.sub(r"[^\w -]", "", line.lstrip("# ")).lower().replace(" ", "-") for line in text.splitlines() if line[:1] == "#"
@@ -45,7 +45,7 @@ def test_links_lead_to_files_and_headings_that_exist(path: Path) -> None:
         ("per_domain.search.environment.echo", True),
     ],
 )
-def test_messages_about_parameters_are_the_real_ones(tmp_path: Path, key: str, value: Any) -> None:
+def test_quoted_params_errors_are_those_printed(tmp_path: Path, key: str, value: Any) -> None:
     """Contract: docs/troubleshooting.md quotes the message that such a mistake prints."""
     values = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
     *sections, name = key.split(".")
@@ -60,8 +60,7 @@ def test_messages_about_parameters_are_the_real_ones(tmp_path: Path, key: str, v
     assert f"| `{error.value}` |" in TROUBLESHOOTING
 
 
-def test_the_recipe_for_values_of_tokens_can_be_run() -> None:
-    """Contract: as an overlay of params.yaml, the recipe is valid."""
+def test_token_values_recipe_is_a_valid_overlay() -> None:
     text = (ROOT / "docs" / "values.md").read_text(encoding="utf-8").split("\n## Values of tokens")[1]
     lines = itertools.takewhile(lambda line: line.startswith("    "), text.splitlines()[2:])
     recipe = yaml.safe_load(textwrap.dedent("\n".join(lines)).replace(", ...", ""))
@@ -91,27 +90,27 @@ def test_the_recipe_for_values_of_tokens_can_be_run() -> None:
         ("tests/browser/conftest.py", "skipped: tests in a real browser"),
     ],
 )
-def test_other_messages_have_the_words_of_the_code(file: str, words: str) -> None:
+def test_quoted_messages_occur_in_the_code(file: str, words: str) -> None:
     """Rewording a message requires rewording its quote in the document."""
     assert words in (ROOT / file).read_text(encoding="utf-8")
     assert words in TROUBLESHOOTING
 
 
-def test_every_picture_is_taken_by_the_script_and_small() -> None:
+def test_every_screenshot_is_generated_and_small() -> None:
     assert sorted(CAPTIONS) == sorted(name for names in TAKERS.values() for name in names)
     for path in sorted((ROOT / FOLDER).glob("*")):
         assert path.stem in CAPTIONS, path
         assert path.stat().st_size <= LARGEST, path
 
 
-def test_a_page_shows_the_pictures_that_are_there() -> None:
+def test_pages_show_the_existing_screenshots() -> None:
     pages = documents_with_pictures(ROOT)
     assert pages
     for path, text in pages.items():
         assert (ROOT / path).read_text(encoding="utf-8") == text, "run 'python -m screenshots'"
 
 
-def test_profiles_of_methods_are_those_of_the_documentation() -> None:
+def test_method_profiles_match_the_documentation() -> None:
     """Contract: profiles/methods has the settings that docs/annotation.md lists for published methods; each is a valid overlay of
     params.yaml and differs from the defaults."""
     shipped = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""params.yaml: nothing is silently ignored, and every mistake says where it is and what would be right."""
+"""params.yaml: nothing is silently ignored, and every error says where the mistake is and how to fix it."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ ROOT = Path(__file__).resolve().parents[1]
 MINIMAL: dict[str, Any] = {"domains": ["search", "textworld"], "per_domain": {"search": {}, "textworld": {}}}
 
 
-def test_model_aware_selection_needs_tasks_that_are_solved_sometimes() -> None:
-    said = complaint(rl={"selection": {"kind": "model_aware"}}, rollout={"attempts": 1})
-    assert "per_domain.search: rl.selection.kind: model_aware" in said
-    assert "set attempts to at least 2" in said
+def test_model_aware_selection_needs_several_attempts() -> None:
+    message = error_of(rl={"selection": {"kind": "model_aware"}}, rollout={"attempts": 1})
+    assert "per_domain.search: rl.selection.kind: model_aware" in message
+    assert "set attempts to at least 2" in message
     parse_params(deep_merge(MINIMAL, {"rl": {"selection": {"kind": "model_aware"}}, "rollout": {"attempts": 8}}))
 
 
-def complaint(**changes: Any) -> str:
+def error_of(**changes: Any) -> str:
     with pytest.raises(ParamsError) as error:
         parse_params(deep_merge(MINIMAL, changes))
     return str(error.value)
@@ -52,11 +52,10 @@ def complaint(**changes: Any) -> str:
         ({"per_domain": {"search": {"rl": {"stepz": 1}}}}, "rl.stepz", "steps"),
     ],
 )
-def test_an_unknown_key_is_refused_with_the_nearest_name(changes: dict, key: str, near: str) -> None:
-    """An unknown or misspelt key fails with its place and the nearest known name."""
-    said = complaint(**changes)
-    assert key in said
-    assert f"'{near}'" in said
+def test_unknown_key_is_rejected_with_the_nearest_name(changes: dict, key: str, near: str) -> None:
+    message = error_of(**changes)
+    assert key in message
+    assert f"'{near}'" in message
 
 
 @pytest.mark.parametrize(
@@ -76,10 +75,10 @@ def test_an_unknown_key_is_refused_with_the_nearest_name(changes: dict, key: str
         ({"model": {"lora": {"targets": "all"}}}, ["model.lora.targets", "'all-linear'", "list"]),
     ],
 )
-def test_a_bad_value_is_refused_with_its_range(changes: dict, parts: list[str]) -> None:
-    said = complaint(**changes)
+def test_invalid_value_is_rejected_with_its_range(changes: dict, parts: list[str]) -> None:
+    message = error_of(**changes)
     for part in parts:
-        assert part in said
+        assert part in message
 
 
 @pytest.mark.parametrize(
@@ -107,16 +106,16 @@ def test_a_bad_value_is_refused_with_its_range(changes: dict, parts: list[str]) 
         ),
     ],
 )
-def test_a_bad_combination_is_refused_with_its_reason(changes: dict, reason: str) -> None:
-    assert reason in complaint(**changes)
+def test_invalid_combination_is_rejected_with_the_reason(changes: dict, reason: str) -> None:
+    assert reason in error_of(**changes)
 
 
-def test_all_mistakes_are_named_at_once() -> None:
-    said = complaint(rl={"steps": 0, "epoch": 1}, sft={"epochs": -1})
-    assert len(said.splitlines()) == 3
+def test_all_mistakes_are_reported_at_once() -> None:
+    message = error_of(rl={"steps": 0, "epoch": 1}, sft={"epochs": -1})
+    assert len(message.splitlines()) == 3
 
 
-def test_a_domain_overrides_what_it_names_and_nothing_else() -> None:
+def test_per_domain_section_overrides_only_its_keys() -> None:
     values = deep_merge(MINIMAL, {"rl": {"steps": 9, "loss": {"kl_coef": 0.1}}})
     values = deep_merge(values, {"per_domain": {"search": {"rl": {"loss": {"clip_low": 0.3}, "steps": 5}}}})
     params = parse_params(values)
@@ -125,13 +124,13 @@ def test_a_domain_overrides_what_it_names_and_nothing_else() -> None:
     assert (textworld.steps, textworld.loss.model_fields_set, textworld.loss.kl_coef) == (9, {"kl_coef"}, 0.1)
 
 
-def test_an_override_that_breaks_a_combination_is_refused() -> None:
-    said = complaint(per_domain={"search": {"rl": {"group_size": 1}}})
-    assert "per_domain.search" in said
-    assert "group_size must be at least 2" in said
+def test_override_with_an_invalid_combination_is_rejected() -> None:
+    message = error_of(per_domain={"search": {"rl": {"group_size": 1}}})
+    assert "per_domain.search" in message
+    assert "group_size must be at least 2" in message
 
 
-def test_a_missing_or_broken_file_says_what_to_do(tmp_path: Path) -> None:
+def test_missing_or_broken_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ParamsError, match="does not exist"):
         load_params(tmp_path / "params.yaml")
     (tmp_path / "params.yaml").write_text("domains: [a\n")
@@ -142,7 +141,7 @@ def test_a_missing_or_broken_file_says_what_to_do(tmp_path: Path) -> None:
         load_params(tmp_path / "params.yaml")
 
 
-def test_an_overlay_changes_values_and_keeps_comments(tmp_path: Path) -> None:
+def test_overlay_changes_values_and_keeps_comments(tmp_path: Path) -> None:
     path, overlay = tmp_path / "params.yaml", tmp_path / "overlay.yaml"
     path.write_text("# about the file\nseed: 0 # of everything\nrl:\n  steps: 20 # long\n  epochs: 1\n")
     overlay.write_text("rl: {steps: 2}\nresources: {device: cuda}\n")
@@ -166,7 +165,7 @@ def applied(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize(
-    ("overlay", "said"),
+    ("overlay", "message"),
     [
         (b"rl: {stepz: 3}\n", "unknown key 'rl.stepz'. Did you mean 'steps'?"),
         (b"rl: {steps: 0}\n", "greater than or equal to 1"),
@@ -177,24 +176,22 @@ def applied(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         (None, "overlay.yaml can't be read: No such file"),
     ],
 )
-def test_an_overlay_that_does_not_fit_changes_nothing(
-    tmp_path: Path, overlay: bytes | None, said: str, applied: Callable[[Path, Path], tuple[int, str]]
+def test_invalid_overlay_changes_nothing(
+    tmp_path: Path, overlay: bytes | None, message: str, applied: Callable[[Path, Path], tuple[int, str]]
 ) -> None:
-    """Contract: `--apply` checks first and writes then."""
+    """Contract: `--apply` checks before it writes."""
     path = tmp_path / "params.yaml"
     shutil.copy(ROOT / "params.yaml", path)
     if overlay is not None:
         (tmp_path / "overlay.yaml").write_bytes(overlay)
     code, stderr = applied(path, tmp_path / "overlay.yaml")
     assert code == 2
-    assert said in stderr
+    assert message in stderr
     assert "params.yaml is unchanged" in stderr
     assert path.read_bytes() == (ROOT / "params.yaml").read_bytes()
 
 
-def test_an_overlay_keeps_the_files_link_and_permissions(
-    tmp_path: Path, applied: Callable[[Path, Path], tuple[int, str]]
-) -> None:
+def test_overlay_keeps_symlink_and_permissions(tmp_path: Path, applied: Callable[[Path, Path], tuple[int, str]]) -> None:
     real, link, overlay = tmp_path / "real.yaml", tmp_path / "params.yaml", tmp_path / "overlay.yaml"
     shutil.copy(ROOT / "params.yaml", real)
     real.chmod(0o600)
@@ -207,7 +204,7 @@ def test_an_overlay_keeps_the_files_link_and_permissions(
     assert sorted(item.name for item in tmp_path.iterdir()) == ["overlay.yaml", "params.yaml", "real.yaml"]
 
 
-def test_an_overlay_without_a_value_is_none(tmp_path: Path) -> None:
+def test_empty_overlay_changes_nothing(tmp_path: Path) -> None:
     path, overlay = tmp_path / "params.yaml", tmp_path / "overlay.yaml"
     path.write_text("seed: 0 # of everything\n")
     overlay.write_text("# nothing yet\n")
@@ -220,18 +217,18 @@ ODD += ["? [a, b]\n: c", "1: 2", "rl: &a {x: *a}", "x: !!binary abc%", "<<: 3", 
 
 
 @pytest.mark.parametrize("line", ODD)
-def test_odd_yaml_is_refused_with_a_message(tmp_path: Path, line: str) -> None:
+def test_odd_yaml_is_rejected_with_a_message(tmp_path: Path, line: str) -> None:
     path = tmp_path / "params.yaml"
     path.write_text(f"{yaml.safe_dump(MINIMAL)}{line}\n")
     with pytest.raises(ParamsError, match=r"params\.yaml"):
         load_params(path)
 
 
-def test_whatever_bytes_a_file_holds_it_is_read_or_refused(tmp_path: Path) -> None:
+def test_randomly_edited_files_are_read_or_rejected(tmp_path: Path) -> None:
     """Contract: no edit of params.yaml, of text or of bytes, ends in a traceback."""
     path, whole = tmp_path / "params.yaml", (ROOT / "params.yaml").read_bytes()
     edits = random.Random(0)
-    refused = 0
+    rejected = 0
     for _ in range(60):
         data = bytearray(whole)
         place = edits.randrange(len(data))
@@ -240,19 +237,19 @@ def test_whatever_bytes_a_file_holds_it_is_read_or_refused(tmp_path: Path) -> No
         try:
             load_params(path)
         except ParamsError:
-            refused += 1
-    assert refused > 10
+            rejected += 1
+    assert rejected > 10
 
 
-def test_bytes_that_are_no_text_are_named_with_their_line(tmp_path: Path) -> None:
+def test_invalid_utf8_is_reported_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "params.yaml"
     path.write_bytes(b"seed: 0\nrl: {}\n# caf\xe9\n")
     with pytest.raises(ParamsError, match=r"params\.yaml, line 3: byte 0xe9 is not UTF-8; save the file as UTF-8"):
         load_params(path)
 
 
-def test_an_overlay_changes_its_own_lines_alone(tmp_path: Path) -> None:
-    """What people see in git's diff after `--apply`: quotes, nulls and long lines of the shipped file stay as they are."""
+def test_overlay_changes_only_its_own_lines(tmp_path: Path) -> None:
+    """Git's diff after `--apply` is minimal: quotes, nulls and long lines of the shipped file stay as they are."""
     path, overlay = tmp_path / "params.yaml", tmp_path / "overlay.yaml"
     shutil.copy(ROOT / "params.yaml", path)
     overlay.write_text("rl: {algorithm: ppo}\n")
@@ -262,8 +259,8 @@ def test_an_overlay_changes_its_own_lines_alone(tmp_path: Path) -> None:
     assert [line for line in after if line not in before] == ["  algorithm: ppo"]
 
 
-def test_the_shipped_file_holds_defaults_and_is_short() -> None:
-    """Contract: an absent key means its default; the file that gives every key, as it once did, means the same."""
+def test_shipped_file_has_defaults_and_is_short() -> None:
+    """Contract: an absent key means its default; a file with every key means the same."""
     text = (ROOT / "params.yaml").read_text()
     values = yaml.safe_load(text)
     shipped = parse_params(values)
@@ -274,14 +271,14 @@ def test_the_shipped_file_holds_defaults_and_is_short() -> None:
     assert len(text.splitlines()) <= 120
 
 
-def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:
+def test_duplicate_key_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "params.yaml"
     path.write_text("seed: 0\ndomains: [search]\nrl: {steps: 2, steps: 3}\n")
     with pytest.raises(ParamsError, match=r"(?s)params\.yaml.*'steps' is given twice.*line 3"):
         load_params(path)
 
 
-def test_a_model_folder_that_is_not_there_is_found_before_anything_runs(tmp_path: Path) -> None:
+def test_missing_model_folder_is_reported_by_the_check(tmp_path: Path) -> None:
     values = yaml.safe_load((ROOT / "params.yaml").read_text())
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(deep_merge(values, {"model": {"path": "data/nope"}})))
     command = [sys.executable, "-m", "stages.params", "--file", str(tmp_path / "params.yaml")]
@@ -291,8 +288,8 @@ def test_a_model_folder_that_is_not_there_is_found_before_anything_runs(tmp_path
     assert "data/nope does not exist" in done.stderr
 
 
-def test_a_model_that_is_not_served_is_found_before_anything_runs(tmp_path: Path) -> None:
-    """Contract: `python -m stages.params` refuses what the torch engine could not play, without a look at the weights."""
+def test_unsupported_model_is_reported_by_the_check(tmp_path: Path) -> None:
+    """Contract: `python -m stages.params` rejects models that the torch engine does not support, without reading the weights."""
     params = parse_params({"domains": ["search"], "per_domain": {"search": {}}, "model": {"path": "bloom"}})
     (tmp_path / "bloom").mkdir()
     (tmp_path / "bloom/config.json").write_text('{"model_type": "bloom"}')
@@ -303,7 +300,7 @@ def test_a_model_that_is_not_served_is_found_before_anything_runs(tmp_path: Path
         check_architecture(longer, ROOT)
 
 
-def test_the_shipped_profiles_change_what_they_say() -> None:
+def test_shipped_profiles_change_only_their_sections() -> None:
     changes = {"one-gpu": {"resources", "model"}, "three-domains": {"domains"}, "search-and-code": {"domains", "sft"}}
     for path in sorted((ROOT / "profiles").glob("*.yaml")):
         overlay = yaml.safe_load(path.read_text())
@@ -311,13 +308,13 @@ def test_the_shipped_profiles_change_what_they_say() -> None:
         parse_params(deep_merge(yaml.safe_load((ROOT / "params.yaml").read_text()), overlay))
 
 
-def test_the_hash_ignores_order_and_comments_but_no_value() -> None:
+def test_params_hash_ignores_order_but_no_value() -> None:
     one, other = {"a": 1, "b": {"c": 2}}, {"b": {"c": 2}, "a": 1}
     assert params_hash(one) == params_hash(other) != params_hash({**one, "a": 2})
 
 
-def test_a_key_that_was_added_later_counts_only_where_it_is_set() -> None:
-    """Contract: outputs of settings that do not set it keep their hash."""
+def test_key_of_a_later_release_changes_the_hash_only_if_set() -> None:
+    """Contract: settings without the new key keep the hash of earlier outputs."""
     settings: list[dict[str, Any]] = [{}, {"warmup_updates": 0}, {"warmup_updates": 5}]
     hashes = [params_hash({"rl": {"replay": {"tau": 0.1, **added}}}) for added in settings]
     assert hashes[0] == hashes[1] != hashes[2]
@@ -330,14 +327,14 @@ MAPPING = st.dictionaries(st.text(max_size=2), JSON, max_size=3)
 
 
 @given(MAPPING, MAPPING)
-def test_the_upper_layer_wins_and_the_lower_one_shows_through(lower: dict, upper: dict) -> None:
+def test_deep_merge_prefers_the_upper_layer(lower: dict, upper: dict) -> None:
     merged = deep_merge(lower, upper)
     assert set(merged) == set(lower) | set(upper)
     assert deep_merge(merged, upper) == merged
     assert deep_merge(lower, {}) == lower
 
 
-def test_the_command_line_checks_and_prints(tmp_path: Path) -> None:
+def test_command_line_checks_and_prints(tmp_path: Path) -> None:
     def check(file: Path) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "stages.params", "--file", str(file)]
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -359,9 +356,9 @@ def test_the_command_line_checks_and_prints(tmp_path: Path) -> None:
     assert "unknown domain 'serch'; did you mean 'search'?" in unknown.stderr
 
 
-def test_domains_that_do_not_run_are_checked_like_those_that_do() -> None:
-    """Contract: a mistake in per_domain is told whether its domain is listed or not; settings of environments take no `true` or
-    "3" for a number, as no other section does."""
+def test_unlisted_domains_are_checked_like_listed_ones() -> None:
+    """Contract: a mistake in per_domain is reported whether or not its domain is listed; environment settings, like all others,
+    accept no `true` or "3" as a number."""
     bad: list[tuple[str, dict, str]] = [
         ("code", {"environment": {"levels": {2: True}}}, r"'per_domain\.code\.environment' levels\.2 must be a number, not True"),
         ("code", {"environment": {"rewards": {"pass": True}}}, r"rewards\.pass must be a number, not True"),
@@ -380,8 +377,8 @@ def test_domains_that_do_not_run_are_checked_like_those_that_do() -> None:
     check_domains(parse_params({"domains": ["textworld"], "per_domain": {"textworld": {}, "code": good}}))
 
 
-def test_a_launcher_that_splits_networks_is_refused_before_the_first_stage_trains(tmp_path: Path) -> None:
-    """Contract: what rl could not do under resources.launch is refused when sft starts; FSDP goes with other critics."""
+def test_fsdp_with_archer_is_rejected_when_sft_starts(tmp_path: Path) -> None:
+    """Contract: what rl does not support under resources.launch is found before anything trains; FSDP allows other critics."""
     (tmp_path / "split.yaml").write_text("distributed_type: FSDP\n")
     (tmp_path / "copies.yaml").write_text("distributed_type: MULTI_CPU\n")
 
@@ -398,7 +395,7 @@ def test_a_launcher_that_splits_networks_is_refused_before_the_first_stage_train
         check("none.yaml", "grpo")
 
 
-def test_the_schema_and_the_page_of_parameters_are_up_to_date() -> None:
+def test_schema_and_params_page_are_up_to_date() -> None:
     """Contract: both are written by `make docs` from the sections' fields and docstrings."""
     assert (ROOT / "params.schema.json").read_text(encoding="utf-8") == schema.json_schema(params.Params), "run make docs"
     assert (ROOT / "docs" / "params.md").read_text(encoding="utf-8") == schema.page(params.Params), "run make docs"
@@ -411,19 +408,19 @@ def test_every_key_is_documented() -> None:
         assert not lacking, f"{place}: no docstring for {', '.join(lacking)}"
 
 
-def test_editors_check_files_by_the_schema() -> None:
-    """Contract: the schema takes what the sections take, nulls of what a method chooses among it, and refuses other keys."""
+def test_json_schema_accepts_valid_and_rejects_unknown_keys() -> None:
+    """Contract: the schema accepts what the sections accept, including null for values that a method chooses."""
     import jsonschema
 
-    made = jsonschema.Draft202012Validator(json.loads((ROOT / "params.schema.json").read_text(encoding="utf-8")))
+    validator = jsonschema.Draft202012Validator(json.loads((ROOT / "params.schema.json").read_text(encoding="utf-8")))
     shipped = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
     for values in (shipped, json.loads(json.dumps(parse_params(shipped).model_dump()))):
-        assert [error.message for error in made.iter_errors(values)] == []
+        assert [error.message for error in validator.iter_errors(values)] == []
     for change in ({"rl": {"loss": {"clip_hi": 1}}}, {"per_domain": {"search": {"rl": {"stepz": 1}}}}, {"seed": -1}):
-        assert list(made.iter_errors(deep_merge(shipped, change)))
+        assert list(validator.iter_errors(deep_merge(shipped, change)))
 
 
-def test_a_key_is_explained() -> None:
+def test_explain_shows_fields_defaults_and_readers() -> None:
     found = schema.explain_key(params.Params, "rl.loss", ROOT)
     assert "stages/algorithms/parts/loss.py" in found
     assert "clip_high: number > 0, ≤ 10; default 0.2" in found
@@ -438,11 +435,11 @@ def test_a_key_is_explained() -> None:
             schema.explain_key(params.Params, key, ROOT)
 
 
-def test_a_file_of_an_earlier_release_is_migrated(
+def test_file_of_an_earlier_release_is_migrated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Contract: an old file is refused with the new names and the command, which renames keys, moves sections, removes nested
-    defaults, keeps what the user set and the keys that DVC needs, and says so; a second time it changes nothing."""
+    """Contract: the error for an old file gives the new names and the command, which renames keys, moves sections, removes
+    nested defaults, keeps what the user set and the keys that DVC needs, and reports it; a second run changes nothing."""
     path = tmp_path / "params.yaml"
     old = load_params().model_dump()
     old["rl"]["filling"] = {**old["rl"].pop("group_resampling"), "kind": "resample"}
@@ -456,10 +453,10 @@ def test_a_file_of_an_earlier_release_is_migrated(
     assert "python -m stages.params --migrate" in str(error.value)
     monkeypatch.setattr(sys, "argv", ["params", "--file", str(path), "--migrate"])
     assert params.main() == 0
-    said = capsys.readouterr().out
-    assert "renamed rl.filling to rl.group_resampling" in said
-    assert "renamed per_domain.search.rl.filling" in said
-    assert "removed annotate.selection.rule: uct, the default" in said
+    message = capsys.readouterr().out
+    assert "renamed rl.filling to rl.group_resampling" in message
+    assert "renamed per_domain.search.rl.filling" in message
+    assert "removed annotate.selection.rule: uct, the default" in message
     text, made = path.read_text(), load_params(path)
     assert text.startswith(f"{SCHEMA}# mine\n")
     assert len(text.splitlines()) < 200

@@ -1,4 +1,4 @@
-"""dvc.yaml says what the code does: dependencies cover imports, parameters what is read; and the parts keep their arrows."""
+"""dvc.yaml matches the code: dependencies cover imports, params what is read; and parts import only lower parts."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from source_imports import ROOT, closure, direct_imports, imports, module_path, 
 from stages.curation.settings import Curate
 from stages.params import Params, PerDomain
 from stages.runtime import deps
-from tests.house import room
+from tests.code_metrics import part_of
 
 STAGES = ("curate", "sft", "rollout", "annotate", "rl", "merge", "evaluate", "report")
-SPEED_ALONE = {"slots", "workers", "shards"}
+SPEED_ONLY = {"slots", "workers", "shards"}
 
 
 @cache
@@ -27,7 +27,7 @@ def pipeline() -> dict[str, Any]:
 
 
 def packages() -> dict[str, Any]:
-    """The stage that writes what outside packages are run."""
+    """The stage that records versions of outside packages."""
     return yaml.safe_load((ROOT / "data/packages/dvc.yaml").read_text(encoding="utf-8"))["stages"]["packages"]
 
 
@@ -36,26 +36,26 @@ def paths(entry: dict[str, Any], *kinds: str) -> list[str]:
 
 
 def parameters(stage: str) -> list[str]:
-    """What the stage lists, a domain's name as *; a whole file stands for all keys."""
+    """Parameters that the stage lists, with * for the domain; a whole file means all keys."""
     listed = pipeline()[stage]["params"]
     if {"params.yaml": None} in listed:
         return sorted(Params.model_fields)
     return [key.replace("${item.domain}", "*") for key in listed]
 
 
-def test_the_stages_are_those_of_the_design() -> None:
+def test_pipeline_has_the_eight_stages() -> None:
     assert tuple(pipeline()) == STAGES
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_dependencies_are_what_is_imported(stage: str) -> None:
-    """DVC does not follow imports: a change in a module that bears on a stage must re-run it, and one in another must not."""
+def test_listed_dependencies_match_the_imports(stage: str) -> None:
+    """DVC does not follow imports: a change in a module that affects a stage must re-run it, and one in another must not."""
     _, listed = deps.listed(pipeline(), stage)
     assert listed == deps.wanted(stage), "run 'python -m stages.runtime.deps --write'"
 
 
 def test_dependencies_follow_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lists by hand: a part with subfolders of which one is used, types' settings, exempt code not followed."""
+    """By hand: a part of which one subfolder is used, settings imported for type checking, exempt code that is not followed."""
     files = {
         "stages/go.py": "from stages.runtime.stage import run\nfrom stages.a.one import x\n",
         "stages/runtime/stage.py": "from stages.hidden.h import y\n",
@@ -78,16 +78,16 @@ def test_dependencies_follow_imports(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_every_dependency_exists_or_is_made(stage: str) -> None:
+def test_every_dependency_exists_or_is_an_output(stage: str) -> None:
     made = [out for entry in (*pipeline().values(), packages()) for out in paths(entry, "outs", "metrics", "plots")]
     for dep in paths(pipeline()[stage], "deps"):
         if not (ROOT / dep).exists() or dep.startswith(("data/", "reports/")):
             inside = [out for out in made if out == dep or out.startswith(f"{dep}/") or dep.startswith(f"{out}/")]
-            assert inside or (ROOT / dep).exists(), f"{stage}: nothing makes {dep}"
+            assert inside or (ROOT / dep).exists(), f"{stage}: no stage writes {dep}"
 
 
 def read_keys(stage: str) -> set[str]:
-    """Keys of params.yaml that the stage's own file and its parts read off an object called `params`, as far as syntax shows."""
+    """Keys of params.yaml that the stage's file and its parts read from an object called `params`, as far as syntax shows."""
     found: set[str] = set()
     sections = set(Params.model_fields)
     for path in deps.code(stage):
@@ -103,7 +103,7 @@ def read_keys(stage: str) -> set[str]:
             elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute) and is_params(node.value.value):
                 found.add(f"{node.value.attr}.{node.attr}")
     keys = {key for key in found if not any(other.startswith(f"{key}.") for other in found)}
-    keys = {key for key in keys if not key.startswith("resources.") or key.removeprefix("resources.") not in SPEED_ALONE}
+    keys = {key for key in keys if not key.startswith("resources.") or key.removeprefix("resources.") not in SPEED_ONLY}
     keys -= {"resources", "per_domain"}
     if any(isinstance(node, ast.Attribute) and node.attr == "per_domain" for node in ast.walk(tree(stage))):
         keys.add("per_domain.*.environment")
@@ -115,13 +115,13 @@ def tree(stage: str) -> ast.Module:
 
 
 def is_params(node: ast.AST) -> bool:
-    """`params`, `context.params`, `self.params`: the whole of params.yaml, or a section, which is told by what is read off it."""
+    """`params`, `context.params`, `self.params`: params.yaml or a section; which of them, the attribute read from it shows."""
     return (isinstance(node, ast.Name) and node.id == "params") or (isinstance(node, ast.Attribute) and node.attr == "params")
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_parameters_cover_what_is_read(stage: str) -> None:
-    """Editing a number re-runs exactly the stages that depend on it; one that a stage reads unlisted would re-run nothing."""
+def test_listed_parameters_cover_what_is_read(stage: str) -> None:
+    """Editing a value re-runs exactly the stages that depend on it; one that is read but not listed would re-run nothing."""
     listed = parameters(stage)
     lacking = sorted(
         key
@@ -169,8 +169,8 @@ def test_every_listed_parameter_exists(stage: str) -> None:
         ("resources.threads", {"sft", "rollout", "annotate", "rl", "merge", "evaluate", "report"}),
     ],
 )
-def test_an_edit_reaches_what_depends_on_it_and_no_more(key: str, stages: set[str]) -> None:
-    """Editing merge.method re-runs merge, evaluate and report alone, and so on down the line."""
+def test_edit_of_a_key_reruns_only_dependent_stages(key: str, stages: set[str]) -> None:
+    """Editing merge.method, for example, re-runs only merge, evaluate and report."""
     from flows.pipeline import stage_graph
 
     reached: set[str] = set()
@@ -180,8 +180,8 @@ def test_an_edit_reaches_what_depends_on_it_and_no_more(key: str, stages: set[st
     assert reached == stages
 
 
-def test_joining_stages_list_domains_and_drop_what_is_left_of_others() -> None:
-    """`domains` can be shortened in one line: who joins domains depends on the list, and on nothing that others left behind."""
+def test_joining_stages_list_domains_and_remove_unlisted_ones() -> None:
+    """After shortening `domains`, stages that join domains use the listed ones only, not files that others left behind."""
     joined = {"data/curated", "data/models/rl", "data/rollouts", "data/annotated", "data/rl", "reports/curate", "reports/rl"}
     for stage, entry in pipeline().items():
         if joined & set(paths(entry, "deps")):
@@ -191,16 +191,16 @@ def test_joining_stages_list_domains_and_drop_what_is_left_of_others() -> None:
             )
 
 
-def test_what_may_be_imported_is_a_dependency_of_curate() -> None:
-    """Contract: `curate.imports` takes files below data/raw alone, so that a change in one runs curate again."""
+def test_files_for_curate_imports_are_a_dependency_of_curate() -> None:
+    """Contract: `curate.imports` accepts only files below data/raw, so that a change in one re-runs curate."""
     assert "data/raw" in paths(pipeline()["curate"], "deps")
     assert Curate(imports=["data/raw/a.jsonl", "data/raw/more/b.parquet"]).imports
     with pytest.raises(ValueError, match="below data/raw"):
         Curate(imports=["data/a.jsonl"])
 
 
-def test_outputs_are_ignored_by_git_unless_they_belong_to_a_commit() -> None:
-    """DVC would write .gitignore files of its own for outputs that are not ignored yet."""
+def test_outputs_are_ignored_by_git_unless_uncached() -> None:
+    """DVC would write its own .gitignore files for outputs that are not ignored yet."""
     patterns = [line.strip("/") for line in (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()]
     for entry in (*pipeline().values(), packages()):
         for kind in ("outs", "metrics", "plots"):
@@ -231,26 +231,26 @@ ORDER = (
     {"reporting"},
     {"curate", "sft", "rollout", "annotate", "rl", "merge", "evaluate", "report", "plugins"},
 )
-"""Parts of stages/, those that know least first; a part's command (__main__.py) stands above all of them."""
+"""Parts of stages/ from the lowest to the highest; a part's command (__main__.py) is above all of them."""
 
 
-def test_no_arrow_runs_upwards() -> None:
-    """A part imports what stands before it alone; so there is no circle of folders either."""
+def test_parts_import_only_lower_parts() -> None:
+    """Thus there is no import cycle between folders, either."""
     place = {name: number for number, names in enumerate(ORDER) for name in names}
     assert place.keys() == {path.stem for path in (ROOT / "stages").iterdir() if path.name[0] not in "_."}
     for path in modules("stages"):
-        start = room(path).removeprefix("stages/")
+        start = part_of(path).removeprefix("stages/")
         for item in direct_imports(path):
-            end = room(item).removeprefix("stages/")
+            end = part_of(item).removeprefix("stages/")
             if (item.name == "__init__.py" and item.parent.name == "stages") or item.parts[0] != "stages" or start == end:
                 continue
             assert not end.endswith("__main__.py"), f"{path} imports the command {item}"
             if not start.endswith("__main__.py"):
-                assert place[end] < place[start], f"{path} imports {item}, which stands above it (ORDER)"
+                assert place[end] < place[start], f"{path} imports {item}, which is not below it in ORDER"
 
 
 def test_environments_and_values_do_not_import_algorithms() -> None:
-    """Settings aside: stages/params.py checks the names and combinations of all parts."""
+    """Except through settings: stages/params.py checks the names and combinations of all parts."""
     for path in modules("stages/environments", "stages/values"):
         inner = [str(item) for item in closure(path) if item.parts[:2] == ("stages", "algorithms")]
         assert not inner, f"{path} imports {inner}"
@@ -260,10 +260,10 @@ SHARED = {
     Path("stages") / name
     for name in ("__init__.py", "runtime/__init__.py", "runtime/command.py", "runtime/cores.py", "runtime/files.py")
 }
-"""How commands end, files are written and cores counted: they know nothing of the stages' work."""
+"""Ending commands, writing files and counting cores, which are independent of the stages."""
 
 
-def test_flows_import_nothing_of_the_stages() -> None:
+def test_flows_import_only_shared_modules_of_stages() -> None:
     for path in modules("flows"):
         assert not [item for item in imports(path) if item.parts[0] == "stages" and item not in SHARED], path
     for path in SHARED:
@@ -280,15 +280,15 @@ def top_level_imports(path: Path) -> set[str]:
     return names
 
 
-def test_one_module_imports_mlflow() -> None:
+def test_only_one_module_imports_mlflow() -> None:
     for path in modules("stages"):
         if path != Path("stages/tracking/server.py"):
             found = re.search(r"^\s*(import|from) mlflow\b", (ROOT / path).read_text(encoding="utf-8"), re.M)
             assert found is None, f"{path} imports mlflow"
 
 
-def test_starting_a_stage_imports_nothing_heavy() -> None:
-    """A stage's start-up stays short: heavy packages are imported where they are used."""
+def test_stages_import_heavy_packages_only_where_used() -> None:
+    """Contract: a stage starts quickly."""
     heavy = {"torch", "transformers", "mlflow", "datasets", "accelerate", "matplotlib", "peft", "prefect"}
     light = [Path("stages") / f"{stage}.py" for stage in STAGES] + modules(
         "stages/environments", "stages/curation", "stages/tracking"

@@ -1,4 +1,4 @@
-"""The template package of examples/plugin: docs/extending.md shows its files; pip installs it; `check` finds what is wrong."""
+"""The template package of examples/plugin: docs/extending.md shows its files; pip installs it; `check` finds mistakes."""
 
 from __future__ import annotations
 
@@ -35,13 +35,12 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def package(installed: Path, tmp_path: Path) -> Path:
-    """A copy of the installed template, to break."""
+    """A copy of the installed template that a test may modify."""
     shutil.copytree(installed, tmp_path, dirs_exist_ok=True)
     return tmp_path
 
 
-def test_the_page_shows_the_files() -> None:
-    """Contract: docs/extending.md shows the whole template."""
+def test_extending_page_shows_the_whole_template() -> None:
     page = (ROOT / "docs/extending.md").read_text()
     shown = dict(re.findall(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```\n", page, re.S))
     files = [TEMPLATE / "pyproject.toml", *(TEMPLATE / "maze_plugin").glob("*.py")]
@@ -49,20 +48,20 @@ def test_the_page_shows_the_files() -> None:
     assert shown == named
 
 
-def checked(package: Path, part: str, name: str) -> subprocess.CompletedProcess[str]:
+def run_check(package: Path, part: str, name: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", f"stages.{part}", "check", name]
     environment = {"PYTHONPATH": f"{package}:{ROOT}", "PATH": "", "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize(("part", "name"), [("environments", "maze"), ("algorithms", "rank_pg"), ("merging", "largest")])
-def test_the_template_keeps_the_contracts(installed: Path, part: str, name: str) -> None:
-    done = checked(installed, part, name)
+def test_template_passes_its_checks(installed: Path, part: str, name: str) -> None:
+    done = run_check(installed, part, name)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " 0 failed" in done.stdout
 
 
-def test_the_template_imports_the_stable_names_alone() -> None:
+def test_template_imports_only_stable_names() -> None:
     for path in (TEMPLATE / "maze_plugin").glob("*.py"):
         for line in path.read_text().splitlines():
             if line.startswith("from stages"):
@@ -92,13 +91,15 @@ def test_the_template_imports_the_stable_names_alone() -> None:
         ("largest", "    Settings = LargestSettings\n", "", "merging", "largest", "it lacks Settings"),
     ],
 )
-def test_mistakes_name_file_and_line(package: Path, module: str, old: str, new: str, part: str, name: str, words: str) -> None:
+def test_mistakes_are_reported_with_file_and_line(
+    package: Path, module: str, old: str, new: str, part: str, name: str, words: str
+) -> None:
     """Contract: a mistake in a plugin is never a raw traceback; the message names file and line."""
     path = package / "maze_plugin" / f"{module}.py"
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new))
-    done = checked(package, part, name)
+    done = run_check(package, part, name)
     output = done.stdout + done.stderr
     assert done.returncode in (1, 2), output
     assert words in output, output
@@ -106,8 +107,8 @@ def test_mistakes_name_file_and_line(package: Path, module: str, old: str, new: 
     assert "Traceback" not in output
 
 
-def test_stages_name_the_file_and_line_of_a_wrong_result(package: Path) -> None:
-    """Contract: not only `check`, but whatever plays an outside environment gets ParamsError, which stages print."""
+def test_stages_report_file_and_line_of_a_wrong_result(package: Path) -> None:
+    """Contract: rollouts in an outside environment, too, raise ParamsError, which stages print."""
     path = package / "maze_plugin" / "maze.py"
     path.write_text(path.read_text().replace("class MazeEnvironment(ValueEnvironment[MazeState]):\n", RESET))
     code = (
@@ -125,8 +126,8 @@ def test_stages_name_the_file_and_line_of_a_wrong_result(package: Path) -> None:
 
 
 @pytest.mark.parametrize(("part", "group"), [("environments", "domains"), ("algorithms", "algorithms"), ("merging", "mergers")])
-def test_an_unknown_name_says_how_to_install_a_plugin(installed: Path, part: str, group: str) -> None:
-    done = checked(installed, part, "nothing_of_the_kind")
+def test_unknown_name_error_says_how_to_install_a_plugin(installed: Path, part: str, group: str) -> None:
+    done = run_check(installed, part, "nothing_of_the_kind")
     assert done.returncode == 2
     assert "Known: " in done.stdout
     assert f"bellwether.{group}" in done.stdout
@@ -134,7 +135,7 @@ def test_an_unknown_name_says_how_to_install_a_plugin(installed: Path, part: str
 
 
 def test_settings_of_an_outside_merger_are_checked(installed: Path) -> None:
-    """Contract: `merge.settings` holds the method's own keys; a misspelt one is named with those that are known."""
+    """Contract: `merge.settings` holds the method's own keys; a misspelt one is reported with the nearest known key."""
     code = (
         "import yaml; from stages.params import parse_params; v = yaml.safe_load(open('params.yaml'))\n"
         "for given in ({'scale': 2.0}, {'scael': 2.0}):\n"

@@ -1,4 +1,4 @@
-"""Servers that are started for their pictures: ended with the body, and told from those that do not start."""
+"""Servers started for screenshots: ended after use, and reported if they do not start."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from screenshots.servers import HOST, answers, free_port, serving
 from stages.params import ROOT
 
 
-def test_a_server_answers_inside_and_is_gone_afterwards(tmp_path: Path) -> None:
+def test_server_answers_inside_the_context_and_ends_after_it(tmp_path: Path) -> None:
     port = free_port()
     address = f"http://{HOST}:{port}/"
     command = [sys.executable, "-m", "http.server", str(port), "--bind", HOST, "--directory", str(tmp_path)]
@@ -20,7 +20,7 @@ def test_a_server_answers_inside_and_is_gone_afterwards(tmp_path: Path) -> None:
     assert not answers(address)
 
 
-def test_a_server_that_does_not_start_is_told_with_its_log(tmp_path: Path) -> None:
+def test_server_that_does_not_start_is_reported_with_its_log(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "print('no such store'); raise SystemExit(3)"]
     with (
         pytest.raises(RuntimeError, match=r"does not respond at http://127\.0\.0\.1:9/; the end of .*log:\nno such store"),

@@ -25,7 +25,7 @@ def settings(count: int, **changes: Any) -> MergeSettings:
 
 
 def merge(method: str, models: Sequence[Any], base: Any = None, seed: int = 0, name: str = "x", **changes: Any) -> Tensor:
-    """One tensor through a method, first pass included; base 0 unless given."""
+    """Merge one tensor with `method`, first pass included; the base is 0 unless given."""
     tensors = [torch.as_tensor(model, dtype=torch.float32) for model in models]
     origin = torch.zeros_like(tensors[0]) if base is None else torch.as_tensor(base, dtype=torch.float32)
     layers = changes.pop("layers", 1)
@@ -40,7 +40,7 @@ def random_tensors(seed: int, shapes: dict[str, tuple[int, ...]], scale: float =
 
 
 def write_folder(path: Path, tensors: dict[str, Tensor], shards: int = 1, config: dict[str, Any] | None = None) -> Path:
-    """A model folder in one file, or dealt out to `shards` files with an index."""
+    """Write a model folder: one file, or `shards` files with an index."""
     path.mkdir(parents=True)
     (path / "config.json").write_text(json.dumps({"model_type": "llama", **(config or {})}))
     names = list(tensors)

@@ -1,4 +1,4 @@
-"""Merging LoRA adapter folders: the same as merging the whole models that they stand for."""
+"""Merging LoRA adapter folders gives the same as merging the full models that they encode."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from .test_stage import context
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """data/models/sft, two adapters on it, and the same two specialists as whole models below whole/."""
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """data/models/sft, two adapters for it, and below whole/ the same two specialists as full models."""
     root = tmp_path_factory.mktemp("adapters")
     base = make_tiny_policy(root / "data/models/sft")
     for seed, name in enumerate(("one", "two"), start=1):
@@ -42,36 +42,36 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("method", shipped())
-def test_adapters_merge_as_the_models_they_stand_for(made: Path, tmp_path: Path, method: str) -> None:
-    """Contract: weights, config and tokenizer are the same bytes whether the specialists come as adapters or whole."""
-    for name, root in (("adapters", made), ("whole", made / "whole")):
+def test_adapters_merge_to_same_bytes_as_full_models(workspace: Path, tmp_path: Path, method: str) -> None:
+    """Contract: weights, config and tokenizer are the same bytes whether the specialists are adapters or full models."""
+    for name, root in (("adapters", workspace), ("whole", workspace / "whole")):
         models = [root / "data/models/rl" / domain for domain in ("one", "two")]
         merge_folders(method, models, root / "data/models/sft", tmp_path / name, settings(2), seed=3)
     assert contents(tmp_path / "adapters") == contents(tmp_path / "whole")
     load_policy(tmp_path / "adapters")
 
 
-def test_the_stage_takes_adapters(made: Path) -> None:
+def test_stage_accepts_adapters(workspace: Path) -> None:
     reports = []
-    for root in (made, made / "whole"):
+    for root in (workspace, workspace / "whole"):
         merge.run(context(root, ["one", "two"], ram={"eps": 1e-4}))
         reports.append(json.loads((root / "reports/merge.json").read_text()))
     assert reports[0] == reports[1]
     assert 0.1 < reports[0]["diagnostics"]["models"]["one"]["changed_fraction"] < 0.9
     for name in ("merged", "merged_linear"):
-        assert contents(made / "data/models" / name) == contents(made / "whole/data/models" / name)
+        assert contents(workspace / "data/models" / name) == contents(workspace / "whole/data/models" / name)
 
 
-def test_an_adapter_and_a_whole_model_merge(made: Path, tmp_path: Path) -> None:
-    base = made / "data/models/sft"
-    one, two = made / "data/models/rl/one", made / "data/models/rl/two"
+def test_adapter_merges_with_full_model(workspace: Path, tmp_path: Path) -> None:
+    base = workspace / "data/models/sft"
+    one, two = workspace / "data/models/rl/one", workspace / "data/models/rl/two"
     merge_folders("linear", [one, two], base, tmp_path / "adapters", settings(2), seed=0)
-    merge_folders("linear", [one, made / "whole/data/models/rl/two"], base, tmp_path / "mixed", settings(2), seed=0)
+    merge_folders("linear", [one, workspace / "whole/data/models/rl/two"], base, tmp_path / "mixed", settings(2), seed=0)
     assert contents(tmp_path / "mixed") == contents(tmp_path / "adapters")
 
 
-def test_one_tensor_of_each_specialist_is_made_at_a_time(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Contract: memory is bounded: a change is computed when its tensor is read, and read once in each pass."""
+def test_adapter_deltas_are_computed_one_tensor_at_a_time(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: memory is bounded: a delta is computed when its tensor is read, once per pass."""
     read: list[str] = []
     delta = Adapter.delta
 
@@ -80,14 +80,14 @@ def test_one_tensor_of_each_specialist_is_made_at_a_time(made: Path, monkeypatch
         return delta(self, name)
 
     monkeypatch.setattr(Adapter, "delta", counted)
-    models = [made / "data/models/rl" / name for name in ("one", "two")]
-    measure(["one", "two"], models, made / "data/models/sft", 1e-4)
+    models = [workspace / "data/models/rl" / name for name in ("one", "two")]
+    measure(["one", "two"], models, workspace / "data/models/sft", 1e-4)
     names = Adapter(models[0]).names
     assert read == [name for name in names for _ in models]
 
 
-def test_an_adapter_of_another_base_is_refused(made: Path, tmp_path: Path) -> None:
+def test_adapter_of_different_base_is_rejected(workspace: Path, tmp_path: Path) -> None:
     make_tiny_policy(tmp_path / "data/models/sft", num_hidden_layers=1)
-    adapter = shutil.copytree(made / "data/models/rl/one", tmp_path / "data/models/rl/one")
+    adapter = shutil.copytree(workspace / "data/models/rl/one", tmp_path / "data/models/rl/one")
     with pytest.raises(MergeError, match=r"changes model\.layers\.1.* lacks; restore the base"):
         open_folder(adapter)

@@ -13,17 +13,17 @@ from .helpers import merge, settings
     [("inverse_density", [8.0, 0.0, 0.0, 12.0]), ("l1", [4.8, 0.0, 0.0, 7.2]), ("none", [4.0, 0.0, 0.0, 6.0])],
 )
 def test_rescaling_by_hand(rescale: str, expected: list[float]) -> None:
-    """Contract: DARE divides what is kept by p; l1 keeps the tensor's L1 norm; none leaves it."""
+    """Contract: inverse_density divides the kept entries by p, l1 preserves the tensor's L1 norm, none does not rescale."""
     delta, mask = torch.tensor([4.0, -2.0, 0.0, 6.0]), torch.tensor([True, False, True, True])
     torch.testing.assert_close(rescale_kept(delta, mask, 0.5, rescale), torch.tensor(expected))
 
 
-def test_l1_rescaling_of_nothing_kept_is_zero() -> None:
+def test_l1_rescaling_of_fully_dropped_tensor_is_zero() -> None:
     """Contract: a tensor that lost every entry becomes 0, not NaN."""
     assert rescale_kept(torch.ones(2), torch.zeros(2, dtype=torch.bool), 0.5, "l1").tolist() == [0.0, 0.0]
 
 
-def test_dare_is_unbiased_with_inverse_density_only() -> None:
+def test_dare_is_unbiased_only_with_inverse_density() -> None:
     """Contract: the mean over many seeds is the delta for inverse_density; without rescaling it is density times the delta."""
     delta = torch.tensor([4.0, -2.0, 0.0, 6.0])
     means = {
@@ -45,7 +45,7 @@ def test_dare_with_density_one_is_task_arithmetic() -> None:
 
 
 def test_dare_ties_with_density_one_is_ties() -> None:
-    """Contract: density 1 reduces to TIES with density 1 and the same normalisation; its own default is a sum."""
+    """Contract: density 1 reduces to TIES with density 1 and the same normalisation; dare_ties defaults to normalize false."""
     generator = torch.Generator().manual_seed(0)
     models = list(torch.randn(3, 4, 5, generator=generator))
     torch.testing.assert_close(
@@ -54,8 +54,8 @@ def test_dare_ties_with_density_one_is_ties() -> None:
     torch.testing.assert_close(merge("dare_ties", models, density=1.0), merge("ties", models, density=1.0, normalize=False))
 
 
-def test_models_draw_in_model_order_from_one_generator() -> None:
-    """Contract: each model has its own mask, the first model's the same whether or not others follow."""
+def test_drop_masks_are_drawn_in_model_order() -> None:
+    """Contract: each model has its own mask, and further models do not change the first one's."""
     ones = torch.ones(1000)
     params = bind("dare", settings(2, density=0.5, rescale="none"))
     both = drop_at_random(torch.stack([ones, ones]), params, tensor_generator(0, "dare", "w"))

@@ -37,7 +37,7 @@ def test_diagnostics_by_hand(tmp_path: Path) -> None:
     assert groups["lm_head"]["shared_fraction"] == pytest.approx(1 / 3)
 
 
-def test_a_model_that_did_not_change_gives_nulls(tmp_path: Path) -> None:
+def test_ratios_of_unchanged_model_are_null(tmp_path: Path) -> None:
     """Contract: ratios without a denominator are null, so the report is valid JSON."""
     paths = [write_folder(tmp_path / name, {"w": torch.ones(2)}) for name in ("a", "b", "base")]
     found = measure(["a", "b"], paths[:2], paths[2], eps=1e-5)

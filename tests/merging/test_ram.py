@@ -15,7 +15,7 @@ C = [0.0, 0.0, 0.0, 0.0, 0.5, 0.0]
 
 
 def test_ram_by_hand() -> None:
-    """Contract: entries several models changed are averaged over those models, the rest kept; a mean of deltas dilutes them."""
+    """Contract: RAM averages an entry over the models that changed it; the linear mean divides by all models."""
     assert_near(merge("ram", [A, B, C]), [0.3, 0.6, 0.2, 0.0, 0.1, 0.0])
     torch.testing.assert_close(merge("linear", [A, B, C]), torch.tensor([0.2, 0.2, 0.0667, 0.0, 0.1, 0.0]), atol=5e-5, rtol=0)
 
@@ -37,31 +37,31 @@ def test_ram_plus_with_r_zero_is_ram() -> None:
 
 @pytest.mark.parametrize("method", ["ram", "ram_plus"])
 @pytest.mark.parametrize("models", [[A], [[1.0, 0.0, 0.0], [0.0, -2.0, 0.0]]])
-def test_one_model_or_disjoint_supports_is_task_arithmetic(method: str, models: list[list[float]]) -> None:
-    """Contract: nothing shared means nothing averaged and nothing enlarged."""
+def test_ram_without_overlap_is_task_arithmetic(method: str, models: list[list[float]]) -> None:
+    """Contract: without shared entries nothing is averaged or enlarged."""
     assert_near(merge(method, models), merge("task_arithmetic", models))
 
 
 @pytest.mark.parametrize("method", ["ram", "ram_plus"])
-def test_all_entries_changed_by_all_is_the_mean(method: str) -> None:
+def test_ram_with_full_overlap_is_the_mean(method: str) -> None:
     """Contract: full overlap gives the mean of deltas, without a division by zero."""
     models = list(torch.rand(3, 4, 5, generator=torch.Generator().manual_seed(0)) + 0.1)
     torch.testing.assert_close(merge(method, models), merge("linear", models))
 
 
-def test_enlargement_at_the_edges() -> None:
+def test_enlargement_without_unique_or_changed_entries_is_one() -> None:
     """Contract: a model without unique entries, or without any change, has l = 1."""
     assert enlargement(torch.tensor([5, 0, 1]), torch.tensor([0, 0, 4]), r=0.4, alpha=1.0) == [1.0, 1.0, 1.1]
 
 
-def test_changes_up_to_eps_count_as_none() -> None:
+def test_changes_up_to_eps_are_dropped() -> None:
     """Contract: |t| > eps is strict; smaller changes are dropped, not averaged in."""
     got = merge("ram", [[0.5, 0.25], [0.25, 1.0]], ram=Ram(eps=0.25))
     assert got.tolist() == [0.5, 1.0]
 
 
 def test_global_counts_differ_from_tensor_counts() -> None:
-    """Contract: with global counts a tensor without overlap is enlarged by the overlap found elsewhere; locally it never is."""
+    """Contract: global counts enlarge a tensor without overlap by the overlap in other tensors; tensor counts do not."""
     merger = get_merger("ram_plus")
     names = {"shared": (torch.ones(2), torch.ones(2)), "own": (torch.tensor([1.0, 0.0]), torch.tensor([0.0, 0.0]))}
     expected = {"global": 1.2, "tensor": 1.0}

@@ -21,19 +21,19 @@ from .helpers import merge
     ],
 )
 def test_slerp_by_hand(first: list[float], second: list[float], t: float, expected: list[float]) -> None:
-    """Contract: the dossier's examples; antipodal, parallel and zero tensors are interpolated linearly, without NaN."""
+    """Contract: hand-computed; antipodal, parallel and zero tensors are interpolated linearly, without NaN."""
     got = merge("slerp", [first, second], slerp=Slerp(t=t))
     torch.testing.assert_close(got, torch.tensor(expected), atol=5e-5, rtol=0)
 
 
 @pytest.mark.parametrize(("t", "which"), [(0.0, 0), (1.0, 1)])
-def test_slerp_ends_at_the_models(t: float, which: int) -> None:
+def test_slerp_end_points_are_the_models(t: float, which: int) -> None:
     """Contract: t = 0 gives the first model, t = 1 the second."""
     models = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(merge("slerp", list(models), slerp=Slerp(t=t)), models[which])
 
 
-def test_gradient_over_depth() -> None:
+def test_gradient_interpolates_over_layer_depth() -> None:
     """Contract: a list of values is interpolated at layer/(layers - 1); tensors outside the layers take the first value."""
     assert at_depth([1.0, 0.7, 0.1], 0.5) == pytest.approx(0.7)
     assert at_depth([1.0, 0.7, 0.1], 0.25) == pytest.approx(0.85)
@@ -45,7 +45,7 @@ def test_gradient_over_depth() -> None:
         torch.testing.assert_close(got, torch.tensor(expected), atol=1e-6, rtol=0)
 
 
-def test_slerp_joins_exactly_two() -> None:
-    """Contract: any other number of models is refused with the number given."""
+def test_slerp_rejects_other_than_two_models() -> None:
+    """Contract: the error states the number of models given."""
     with pytest.raises(MergeError, match="exactly two models, got 3"):
         merge("slerp", [[1.0], [2.0], [3.0]])

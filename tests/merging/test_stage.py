@@ -1,4 +1,4 @@
-"""The merge stage on tiny Llama models, as `dvc repro` would run it but without DVC or MLflow."""
+"""The merge stage on tiny Llama models, without DVC and MLflow."""
 
 import json
 from collections.abc import Iterator
@@ -78,7 +78,7 @@ def specialists(root: Path, domains: list[str], tied: bool = False) -> None:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_the_merge_loads_with_plain_from_pretrained(tmp_path: Path, tied: bool) -> None:
+def test_merged_model_loads_with_from_pretrained(tmp_path: Path, tied: bool) -> None:
     """Contract: data/models/merged loads by AutoModelForCausalLM and its chat template renders; tied embeddings stay tied."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -101,8 +101,8 @@ def test_the_merge_loads_with_plain_from_pretrained(tmp_path: Path, tied: bool) 
     torch.testing.assert_close(weights[2], (weights[0] + weights[1]) / 2)
 
 
-def test_the_report_says_what_was_done(tmp_path: Path) -> None:
-    """Contract: reports/merge.json holds method, resolved parameters, diagnostics; no paths; it repeats byte for byte."""
+def test_report_describes_merge_and_is_reproducible(tmp_path: Path) -> None:
+    """Contract: reports/merge.json has method, resolved parameters and diagnostics, no paths; a second run writes the same."""
     specialists(tmp_path, ["one", "two"])
     used = context(tmp_path, ["one", "two"], weights={"two": 2.0})
     merge.run(used)
@@ -122,8 +122,8 @@ def test_the_report_says_what_was_done(tmp_path: Path) -> None:
     assert not list((tmp_path / "data/models").glob(".*"))
 
 
-def test_settings_of_the_method_do_not_reach_the_linear_average(tmp_path: Path) -> None:
-    """Contract: merged_linear is the plain weighted mean whatever merge.lam and merge.normalize say to the method."""
+def test_method_settings_do_not_affect_linear_average(tmp_path: Path) -> None:
+    """Contract: merged_linear is the plain weighted mean whatever merge.lam and merge.normalize are."""
     specialists(tmp_path, ["one", "two"])
     merge.run(context(tmp_path, ["one", "two"]))
     plain = (tmp_path / "data/models/merged_linear/model.safetensors").read_bytes()
@@ -131,7 +131,7 @@ def test_settings_of_the_method_do_not_reach_the_linear_average(tmp_path: Path) 
     assert (tmp_path / "data/models/merged_linear/model.safetensors").read_bytes() == plain
 
 
-def test_one_domain_gives_that_specialist(tmp_path: Path) -> None:
+def test_merge_of_one_domain_is_its_specialist(tmp_path: Path) -> None:
     """Contract: with a single domain the merge is its specialist, bit for bit."""
     specialists(tmp_path, ["one"])
     merge.run(context(tmp_path, ["one"], weights={"one": 0.3}, lam=0.5))
@@ -141,7 +141,7 @@ def test_one_domain_gives_that_specialist(tmp_path: Path) -> None:
     assert (report["method"], report["requested"]) == ("linear", "ram_plus")
 
 
-def test_deltas_against_the_base_model(tmp_path: Path) -> None:
+def test_base_setting_selects_base_model_for_deltas(tmp_path: Path) -> None:
     """Contract: merge.base `base` takes deltas against model.path, a folder below the root."""
     specialists(tmp_path, ["one", "two"])
     save_llama(tmp_path / "data/base", 0)
@@ -153,17 +153,17 @@ def test_deltas_against_the_base_model(tmp_path: Path) -> None:
     assert (tmp_path / "data/models/merged/model.safetensors").read_bytes() == same
 
 
-def test_an_eps_that_swallows_what_was_learned_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    """Contract: the message names the domain, the share and the parameter; nothing is said of what changed enough."""
+def test_eps_above_most_changes_is_warned_about(capsys: pytest.CaptureFixture[str]) -> None:
+    """Contract: the warning names the domain, the share of changes kept and the parameter, and no domain that changed enough."""
     merge.remarks("ram_plus", settings(2), RESULT, {"search": 0.0004, "textworld": 0.6})
-    said = capsys.readouterr().err
-    assert "rl@search" in said
-    assert "0.0%" in said
-    assert "lower merge.ram.eps" in said
-    assert "textworld" not in said
+    warning = capsys.readouterr().err
+    assert "rl@search" in warning
+    assert "0.0%" in warning
+    assert "lower merge.ram.eps" in warning
+    assert "textworld" not in warning
 
 
-def test_other_methods_have_no_eps_to_warn_of(capsys: pytest.CaptureFixture[str]) -> None:
-    """Contract: eps is RAM's own."""
+def test_methods_without_eps_do_not_warn_about_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """Contract: only RAM has eps."""
     merge.remarks("ties", settings(1), RESULT, {"search": 0.0})
     assert capsys.readouterr().err == ""

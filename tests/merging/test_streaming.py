@@ -32,7 +32,7 @@ SHAPES = {
 
 
 def folders(root: Path, count: int = 2, shards: int = 1, reverse: bool = False) -> tuple[Path, list[Path]]:
-    """A base and models whose deltas are partly zero, always the same values."""
+    """A base and `count` models with partly zero deltas; the values are always the same."""
     base = random_tensors(0, SHAPES)
     models = []
     for model in range(count):
@@ -51,7 +51,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("method", shipped())
-def test_bytes_depend_neither_on_order_nor_on_sharding(tmp_path: Path, method: str) -> None:
+def test_output_bytes_are_independent_of_input_order_and_shards(tmp_path: Path, method: str) -> None:
     """Contract: the same tensors give the same bytes however the inputs are ordered and sharded, random methods included."""
     written = []
     for case, (shards, reverse) in enumerate([(1, False), (3, False), (2, True)]):
@@ -64,8 +64,8 @@ def test_bytes_depend_neither_on_order_nor_on_sharding(tmp_path: Path, method: s
 
 
 @pytest.mark.parametrize("method", shipped())
-def test_bytes_depend_neither_on_workers_nor_on_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
-    """Contract: 1, 2 and 3 workers write the same bytes, whole tensors the same as blocks, of any length."""
+def test_output_bytes_are_independent_of_workers_and_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    """Contract: 1, 2 and 3 workers write the same bytes, and whole tensors the same as blocks."""
     base, models = folders(tmp_path)
     merge_folders(method, models, base, tmp_path / "whole", settings(2), seed=7)
     monkeypatch.setattr(contract, "BLOCK", 5)
@@ -74,7 +74,7 @@ def test_bytes_depend_neither_on_workers_nor_on_blocks(tmp_path: Path, monkeypat
         assert contents(tmp_path / str(workers)) == contents(tmp_path / "whole")
 
 
-def test_the_seed_decides_random_methods(tmp_path: Path) -> None:
+def test_random_methods_depend_on_the_seed(tmp_path: Path) -> None:
     """Contract: another seed gives another draw, the same seed the same."""
     base, models = folders(tmp_path)
     for name, seed in [("a", 0), ("b", 0), ("c", 1)]:
@@ -83,8 +83,8 @@ def test_the_seed_decides_random_methods(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("visit", [sorted, lambda names: sorted(names, reverse=True)])
-def test_visiting_order_changes_no_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visit: Any) -> None:
-    """Contract: a tensor's random numbers are its own; visiting tensors in another order gives the same values."""
+def test_random_numbers_are_independent_of_tensor_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visit: Any) -> None:
+    """Contract: a tensor's random numbers depend on its name, not on the order in which tensors are merged."""
     base, models = folders(tmp_path)
     merge_folders("dare_ties", models, base, tmp_path / "out", settings(2), seed=0)
     inputs = streaming.Inputs.open(models, base)
@@ -95,8 +95,8 @@ def test_visiting_order_changes_no_tensor(tmp_path: Path, monkeypatch: pytest.Mo
         )
 
 
-def test_files_are_what_safetensors_itself_writes(tmp_path: Path) -> None:
-    """Contract: the streamed file is byte for byte what safetensors would save, its metadata {"format": "pt"} alone."""
+def test_output_file_equals_that_of_safetensors_save_file(tmp_path: Path) -> None:
+    """Contract: the streamed file is byte for byte what safetensors would save, with metadata {"format": "pt"} only."""
     tensors = random_tensors(0, SHAPES) | {"model.steps": torch.arange(3), "model.flag": torch.tensor([True])}
     model = write_folder(tmp_path / "m", tensors)
     merge_folders("linear", [model], None, tmp_path / "out", settings(1), seed=0)
@@ -104,8 +104,8 @@ def test_files_are_what_safetensors_itself_writes(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == (tmp_path / "expected.safetensors").read_bytes()
 
 
-def test_sharded_output_has_an_index_that_reads_back(tmp_path: Path) -> None:
-    """Contract: shard_bytes cuts the output; the index names every tensor's file; the values are those of one file."""
+def test_sharded_output_has_a_valid_index(tmp_path: Path) -> None:
+    """Contract: shard_bytes limits a file; the index names every tensor's file; the values equal those of an unsharded output."""
     base, models = folders(tmp_path)
     merge_folders("ram_plus", models, base, tmp_path / "one", settings(2), seed=0)
     result = merge_folders("ram_plus", models, base, tmp_path / "many", settings(2), seed=0, shard_bytes=150)
@@ -117,8 +117,8 @@ def test_sharded_output_has_an_index_that_reads_back(tmp_path: Path) -> None:
         assert torch.equal(load_file(tmp_path / "many" / file)[name], whole[name])
 
 
-def test_global_ram_plus_counts_over_all_tensors(tmp_path: Path) -> None:
-    """Contract: ram.scope global takes two passes, its integers added up over all tensors."""
+def test_global_ram_plus_sums_counts_over_all_tensors(tmp_path: Path) -> None:
+    """Contract: ram.scope global takes two passes; the first sums integer counts over all tensors."""
     base = {"a": torch.zeros(2), "b": torch.zeros(2)}
     first = {"a": torch.tensor([1.0, 1.0]), "b": torch.tensor([1.0, 0.0])}
     second = {"a": torch.tensor([1.0, 1.0]), "b": torch.tensor([0.0, 0.0])}
@@ -131,7 +131,7 @@ def test_global_ram_plus_counts_over_all_tensors(tmp_path: Path) -> None:
 
 
 def test_bfloat16_models_are_merged_in_float32(tmp_path: Path) -> None:
-    """Contract: deltas are float32 whatever is stored; out_dtype is what is written, and the config says so."""
+    """Contract: deltas are float32 whatever the stored dtype; weights and config are written with out_dtype."""
     values = {"w": torch.tensor([1.0, 1.0 + 2.0**-7, 3.0]).bfloat16()}
     paths = [write_folder(tmp_path / name, values) for name in "ab"]
     for dtype, expected in [("float32", torch.float32), ("bfloat16", torch.bfloat16)]:
@@ -143,7 +143,7 @@ def test_bfloat16_models_are_merged_in_float32(tmp_path: Path) -> None:
 
 
 class _Watcher(Merger):
-    """Counts, whenever a tensor is merged, the tensors read or made so far that are still alive."""
+    """Records the peak number of tensors, read or merged, that are alive at once."""
 
     needs_base = True
     Settings = Section
@@ -168,7 +168,7 @@ class _Watcher(Merger):
 
 
 def test_memory_does_not_grow_with_the_number_of_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Contract: base and models of one tensor are in memory at a time, in both passes and while writing."""
+    """Contract: only one tensor of the base and of each model is in memory at a time, in both passes and while writing."""
     peaks = []
     read = TensorFolder.tensor
     for count in (3, 60):
@@ -180,12 +180,12 @@ def test_memory_does_not_grow_with_the_number_of_tensors(tmp_path: Path, monkeyp
         merge_folders("watcher", paths[1:], paths[0], tmp_path / f"{count}-out", settings(2), seed=0)
         assert len(watcher.made) == count * (3 + 3 + 1)
         peaks.append(watcher.peak)
-    # Base and two models of one tensor, with the merged tensor, and at most the last model of the tensor before.
+    # One tensor of the base and of two models, the merged tensor, and at most one model's previous tensor.
     assert peaks[0] == peaks[1] <= 5
 
 
-def test_missing_and_mismatched_tensors_are_named(tmp_path: Path) -> None:
-    """Contract: folders that do not hold the same names and shapes are refused with tensor and folder, and nothing is written."""
+def test_missing_and_mismatched_tensors_are_rejected_by_name(tmp_path: Path) -> None:
+    """Contract: if folders differ in tensor names or shapes, the error names tensor and folder, and nothing is written."""
     base, models = folders(tmp_path)
     tensors = load_file(models[1] / "model.safetensors")
     fewer = write_folder(tmp_path / "fewer", {name: tensor for name, tensor in tensors.items() if "norm" not in name})
@@ -198,7 +198,7 @@ def test_missing_and_mismatched_tensors_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shards", [1, 3])
-def test_truncated_and_missing_files_are_named(tmp_path: Path, shards: int) -> None:
+def test_truncated_and_missing_files_are_rejected_by_name(tmp_path: Path, shards: int) -> None:
     """Contract: a truncated file, a missing file and a missing folder give errors that name them."""
     base, models = folders(tmp_path, shards=shards)
     victim = sorted(models[1].glob("*.safetensors"))[-1]
@@ -212,8 +212,8 @@ def test_truncated_and_missing_files_are_named(tmp_path: Path, shards: int) -> N
         merge_folders("ram", [models[0], tmp_path / "nowhere"], base, tmp_path / "out", settings(2), seed=0)
 
 
-def test_an_index_that_does_not_match_its_shards_is_refused(tmp_path: Path) -> None:
-    """Contract: a tensor the index promises and the shard lacks is named."""
+def test_index_that_does_not_match_its_shards_is_rejected(tmp_path: Path) -> None:
+    """Contract: the error names a tensor that the index lists and the shard lacks."""
     _, models = folders(tmp_path, shards=2)
     path = models[0] / "model.safetensors.index.json"
     index = json.loads(path.read_text())
@@ -223,7 +223,7 @@ def test_an_index_that_does_not_match_its_shards_is_refused(tmp_path: Path) -> N
         merge_folders("linear", [models[0]], None, tmp_path / "out", settings(1), seed=0)
 
 
-def test_a_failed_merge_leaves_the_former_output(tmp_path: Path) -> None:
+def test_failed_merge_keeps_previous_output(tmp_path: Path) -> None:
     """Contract: the output folder is replaced only by a complete one."""
     base, models = folders(tmp_path)
     out = tmp_path / "out"
@@ -236,7 +236,7 @@ def test_a_failed_merge_leaves_the_former_output(tmp_path: Path) -> None:
     assert contents(out) == before
 
 
-def test_buffers_come_from_the_base_and_packed_weights_are_refused(tmp_path: Path) -> None:
+def test_buffers_come_from_base_and_packed_weights_are_rejected(tmp_path: Path) -> None:
     """Contract: non-float buffers are copied from the base; integer weights that differ are not merged silently."""
     float_part = {"w": torch.ones(2, 2)}
     base = write_folder(tmp_path / "base", float_part | {"steps": torch.tensor(5)})
@@ -248,7 +248,7 @@ def test_buffers_come_from_the_base_and_packed_weights_are_refused(tmp_path: Pat
         merge_folders("linear", packed, None, tmp_path / "out2", settings(2), seed=0)
 
 
-def test_one_of_a_tied_pair_is_merged(tmp_path: Path) -> None:
+def test_tied_output_embedding_is_omitted(tmp_path: Path) -> None:
     """Contract: with tied embeddings the output embedding is left out, whether or not a folder stores it."""
     config = {"tie_word_embeddings": True}
     tensors = random_tensors(0, SHAPES)
@@ -268,15 +268,15 @@ def test_one_of_a_tied_pair_is_merged(tmp_path: Path) -> None:
         ("nonsense", {}, "merge.method"),
     ],
 )
-def test_settings_without_meaning_are_refused(tmp_path: Path, method: str, changes: dict[str, Any], key: str) -> None:
+def test_inapplicable_settings_are_rejected(tmp_path: Path, method: str, changes: dict[str, Any], key: str) -> None:
     """Contract: nothing is silently ignored; the error names the key."""
     base, models = folders(tmp_path)
     with pytest.raises(MergeError, match=re.escape(key)):
         merge_folders(method, models, base, tmp_path / "out", settings(2, **changes), seed=0)
 
 
-def test_different_vocabularies_are_refused(tmp_path: Path) -> None:
-    """Contract: tokenizers that give tokens other ids are refused; other padding settings are not."""
+def test_different_vocabularies_are_rejected(tmp_path: Path) -> None:
+    """Contract: tokenizers with different token ids are rejected; different padding settings are accepted."""
     base, models = folders(tmp_path)
     vocab = {"a": 0, "b": 1}
     for path, tokenizer in [
@@ -290,7 +290,7 @@ def test_different_vocabularies_are_refused(tmp_path: Path) -> None:
         merge_folders("linear", models, base, tmp_path / "out", settings(2), seed=0)
 
 
-def test_global_ties_runs_over_folders(tmp_path: Path) -> None:
+def test_global_ties_sums_histograms_over_all_tensors(tmp_path: Path) -> None:
     """Contract: the global scope's first pass adds histograms over all tensors."""
     base, models = folders(tmp_path)
     result = merge_folders("ties", models, base, tmp_path / "out", settings(2, ties=Ties(scope="global"), density=0.25), seed=0)

@@ -23,8 +23,8 @@ def test_task_arithmetic_normalised_equals_linear() -> None:
     torch.testing.assert_close(got, merge("linear", models, base=base, weights=weights))
 
 
-def test_a_delta_method_without_a_base_is_refused() -> None:
-    """Contract: methods on deltas name the tensor and the key when there is no base."""
+def test_delta_method_without_base_is_rejected() -> None:
+    """Contract: without a base, the error of a method on deltas names the tensor and the key."""
     with pytest.raises(MergeError, match=r"tensor w.*merge\.base"):
         get_merger("task_arithmetic").merge_tensor(
             "w", None, [torch.ones(2)], settings(1), tensor_generator(0, "task_arithmetic", "w"), None

@@ -20,13 +20,13 @@ T1, T2 = [3.0, -1.0, 0.5, 2.0], [-2.0, -2.0, 0.1, 1.0]
 
 
 def test_ties_by_hand() -> None:
-    """Contract: the dossier's example, normalised with weight 1 and plain with weight 0.5."""
+    """Contract: the paper's worked example, normalised with weight 1 and plain with weight 0.5."""
     assert merge("ties", [T1, T2], density=0.5).tolist() == [3.0, -2.0, 0.0, 2.0]
     assert merge("ties", [T1, T2], density=0.5, weights=(0.5, 0.5), normalize=False).tolist() == [1.5, -1.0, 0.0, 1.0]
 
 
 def test_ties_averages_over_the_models_that_agree() -> None:
-    """Contract: the divisor is the sum of the weights kept at that entry; the loser of the vote and zeros do not count."""
+    """Contract: the divisor is the sum of the weights kept at that entry, without zeros and losers of the sign vote."""
     got = merge("ties", [[4.0, 2.0], [2.0, 0.0], [-1.0, 4.0]], density=1.0, weights=(1.0, 3.0, 1.0))
     torch.testing.assert_close(got, torch.tensor([(4.0 + 6.0) / 4.0, (2.0 + 4.0) / 2.0]))
 
@@ -39,7 +39,7 @@ def test_ties_without_conflicts_is_linear() -> None:
 
 
 def test_trim_keeps_an_exact_number() -> None:
-    """Contract: int(density n) entries stay, the earlier of equals, and at least one; shape is kept."""
+    """Contract: int(density n) entries stay, at least one; of equal magnitudes the earlier; the shape is kept."""
     assert trim(torch.tensor([1.0, -1.0, 1.0, 2.0]), 0.5).tolist() == [1.0, 0.0, 0.0, 2.0]
     assert trim(torch.tensor([5.0]), 0.5).tolist() == [5.0]
     assert int((trim(torch.arange(1.0, 101.0).reshape(10, 10), 0.29) != 0).sum()) == 29
@@ -48,8 +48,8 @@ def test_trim_keeps_an_exact_number() -> None:
 
 @pytest.mark.parametrize("density", [0.003, 0.5, 0.98])
 @pytest.mark.parametrize("levels", [None, 40, 1])
-def test_trim_finds_the_limit_of_many_entries(density: float, levels: int | None) -> None:
-    """Contract: as a stable sort, also of many blocks, with many equal magnitudes, and of entries whose sample misleads."""
+def test_trim_of_large_tensor_matches_stable_sort(density: float, levels: int | None) -> None:
+    """Contract: also over several blocks, with many equal magnitudes, and when the sampled entries are unrepresentative."""
     delta = torch.randn(3 * BLOCK + 17, generator=torch.Generator().manual_seed(1))
     if levels:
         delta = (delta * levels).round()
@@ -77,8 +77,8 @@ def test_global_scope_trims_the_flattened_model() -> None:
     assert merged["small"].tolist() == [0.0, 0.0, 0.0]
 
 
-def test_global_threshold_is_the_ranked_magnitude_up_to_its_bin() -> None:
-    """Contract: global trimming of a single tensor keeps int(density n) entries, and beyond them only near-equal ones."""
+def test_global_threshold_is_exact_up_to_one_histogram_bin() -> None:
+    """Contract: global trimming of a single tensor keeps int(density n) entries and at most some near-equal ones."""
     delta = torch.randn(2000, generator=torch.Generator().manual_seed(3))
     kept = merge("ties", [delta], density=0.2, ties=Ties(scope="global"))
     exact = trim(delta, 0.2)

@@ -24,7 +24,7 @@ def words() -> set[str]:
     return set(json.loads((BASE / "corpus.json").read_text())["words"])
 
 
-def test_the_base_model_is_small_enough_for_git() -> None:
+def test_base_model_is_small_enough_for_git() -> None:
     """Contract: 1 to 4 M parameters in a stock architecture, at most 12 MB for the entire folder."""
     facts = json.loads((BASE / "corpus.json").read_text())
     assert 1_000_000 <= facts["parameters"] <= 4_000_000
@@ -32,7 +32,7 @@ def test_the_base_model_is_small_enough_for_git() -> None:
     assert json.loads((BASE / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
 
 
-def test_no_entity_of_the_evaluation_panels_is_in_the_corpus(words: set[str]) -> None:
+def test_corpus_contains_no_entity_of_the_evaluation_panels(words: set[str]) -> None:
     """Contract: no name that a test task can contain occurs in the base model's pre-training text."""
     assert not words & set(names_of("test"))
     nouns = ("room", "box", "stand", "thing", "snack", "key")
@@ -40,7 +40,7 @@ def test_no_entity_of_the_evaluation_panels_is_in_the_corpus(words: set[str]) ->
 
 
 @pytest.mark.parametrize("name", ["keydoor", "shop", "wordle"])
-def test_no_entity_of_a_later_domains_panel_is_in_the_corpus(words: set[str], name: str, tmp_path: Path) -> None:
+def test_corpus_contains_no_entity_of_later_domains(words: set[str], name: str, tmp_path: Path) -> None:
     """Contract: the same holds for every test task in the raw files of domains added after the base model."""
     domain = configured_domain(name, load_params(ROOT / "params.yaml"))
     records = [json.loads(line) for line in (ROOT / f"data/raw/{name}.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -50,13 +50,13 @@ def test_no_entity_of_a_later_domains_panel_is_in_the_corpus(words: set[str], na
     assert not words & entities
 
 
-def test_training_worlds_are_in_the_corpus_so_the_leakage_test_can_fail(words: set[str]) -> None:
-    """Contract: the word list is that of the corpus: it contains names and rooms of training worlds."""
+def test_corpus_contains_entities_of_training_worlds(words: set[str]) -> None:
+    """Contract: the word list is the corpus's; with an empty one the leakage tests above could not fail."""
     assert len(words & set(names_of("train"))) > 500
     assert {f"room{number}" for number in NAME_NUMBERS["train"]} <= words
 
 
-def test_shipped_words_are_those_of_the_generator(words: set[str]) -> None:
+def test_shipped_word_list_covers_the_generator(words: set[str]) -> None:
     """Contract: the shipped list contains every word that the generator produces today."""
     settings = load_settings(BASE / "params.yaml")
     for chat in lookups(200, settings.seed, settings.phases[0].families):
@@ -65,8 +65,8 @@ def test_shipped_words_are_those_of_the_generator(words: set[str]) -> None:
                 assert word in words
 
 
-def test_no_sample_is_a_task_of_an_environment() -> None:
-    """Contract: questions are about the given text; no sample searches, moves or answers a question over several pages."""
+def test_samples_are_not_environment_tasks() -> None:
+    """Contract: questions are about the given text; no sample searches, moves or asks a multi-page question."""
     for chat in lookups(300, 7, WEIGHTS, 0.2, 0.5, 0.3):
         for role, text in chat.messages:
             if role == "assistant":

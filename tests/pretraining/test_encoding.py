@@ -17,7 +17,7 @@ def chat() -> ChatFormat:
     return ChatFormat(train_tokenizer(texts, 700, 512))
 
 
-def learned(chat: ChatFormat, sample: Chat, weight: float = 1.0) -> str:
+def text_with_weight(chat: ChatFormat, sample: Chat, weight: float = 1.0) -> str:
     encoded = encode(chat, sample, 512, context_weight=0.25)
     return chat.tokenizer.decode([token for token, w in zip(encoded.token_ids, encoded.weights, strict=True) if w == weight])
 
@@ -29,20 +29,20 @@ def test_in_a_list_of_pairs_only_second_items_have_full_weight(chat: ChatFormat)
         (("user", "owl fox, Dorvin Kelmar, owl12 fox34"), ("assistant", "owl12 fox34, owl fox, Dorvin Kelmar")),
         (False, True) * 3,
     )
-    assert learned(chat, sample).split() == ["fox34", "fox", "Kelmar"]
-    assert "owl12" in learned(chat, sample, 0.25)
+    assert text_with_weight(chat, sample).split() == ["fox34", "fox", "Kelmar"]
+    assert "owl12" in text_with_weight(chat, sample, 0.25)
 
 
 def test_without_answers_every_word_of_the_reply_has_full_weight(chat: ChatFormat) -> None:
     """Contract: answers None selects the entire assistant text and its end-of-turn token."""
     sample = Chat("recall", (("user", "owl fox, owl"), ("assistant", "fox")))
-    assert learned(chat, sample).split() == ["fox<|end|>"]
+    assert text_with_weight(chat, sample).split() == ["fox<|end|>"]
 
 
 def test_random_actions_weigh_no_more_than_their_context(chat: ChatFormat) -> None:
     """Contract: the actions of random play are context, not answers."""
     sample = Chat("transcript", (("user", "owl fox"), ("assistant", "fox"), ("user", "owl"), ("assistant", "fox")))
-    assert learned(chat, sample) == ""
+    assert text_with_weight(chat, sample) == ""
 
 
 def test_lists_of_pairs_mark_every_second_word() -> None:

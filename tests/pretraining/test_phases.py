@@ -18,7 +18,7 @@ def step(job: PretrainJob, right: float) -> dict[str, float]:
     return job.finish(0, {"policy": {"loss": 1.0, "right/words": right, "answers/words": 4.0}})
 
 
-def test_a_phase_ends_once_its_accuracy_exceeds_until() -> None:
+def test_phase_ends_once_its_accuracy_exceeds_until() -> None:
     """Contract: after SETTLED steps with mean accuracy above `until` the next phase begins, with an empty average."""
     job = make_job()
     for _ in range(SETTLED):
@@ -35,7 +35,7 @@ def test_a_phase_ends_once_its_accuracy_exceeds_until() -> None:
     assert job.finished()
 
 
-def test_a_phase_that_does_not_learn_ends_after_its_steps() -> None:
+def test_phase_below_its_threshold_ends_after_its_steps() -> None:
     """Contract: `steps` is the limit."""
     job = make_job()
     for _ in range(40):
@@ -44,7 +44,7 @@ def test_a_phase_that_does_not_learn_ends_after_its_steps() -> None:
     assert step(job, 2.0)["phase"] == 2.0
 
 
-def test_the_place_survives_a_restart() -> None:
+def test_restart_keeps_the_position_in_the_curriculum() -> None:
     """Contract: everything that decides when a phase ends is part of the job's state."""
     job, other = make_job(), make_job()
     for _ in range(10):
@@ -56,7 +56,7 @@ def test_the_place_survives_a_restart() -> None:
     assert job.place == other.place == 40
 
 
-def test_the_rate_follows_the_place() -> None:
+def test_learning_rate_follows_the_position_in_the_curriculum() -> None:
     """Contract: the learning rate falls over the last tenth of the corpus even if phases ended early."""
     job = make_job()
     job.place = 40

@@ -38,7 +38,7 @@ class Doors:
 
 
 @pytest.mark.parametrize(("reward", "other"), [(1.0, 0.0), (0.25, 0.0), (1.0, -0.5)])
-def test_no_transcript_with_a_positive_return_is_kept(reward: float, other: float, tmp_path: Path) -> None:
+def test_transcripts_with_positive_return_are_dropped(reward: float, other: float, tmp_path: Path) -> None:
     """Contract: the base model never sees a task that was solved, fully or in part."""
     doors = Doors(reward, other)
     domain = SimpleNamespace(make=lambda folder: doors, settings=SimpleNamespace(max_turns=5))

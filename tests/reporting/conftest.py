@@ -10,6 +10,6 @@ from stages.params import Params
 
 @pytest.fixture(scope="session")
 def full_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Params]:
-    """(root, parameters) of a run with every file; read only."""
+    """(root, parameters) of a run with every file; do not modify it."""
     root = tmp_path_factory.mktemp("run")
     return root, make_run(root)

@@ -1,4 +1,4 @@
-"""Kept runs: what is kept, when, and what a later report says of the difference."""
+"""Kept runs: what is stored, when, and how a later report compares with them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stages.reporting.this_run import this_run
 
 
 def make(success: list[int], **changes) -> Run:
-    """A run of one model on one domain: `success` attempts of two at each task."""
+    """A run of one model on one domain: `success[i]` of two attempts at task i succeed."""
     params = {"domains": ["search"], "seed": 0, "evaluate": {"confidence": 0.95, "resamples": 500}, "rl": {"steps": 20}}
     mean = sum(success) / (2 * len(success))
     values = {
@@ -41,7 +41,7 @@ def outcomes(count: int) -> list[dict]:
     ]
 
 
-def test_parameters_and_code_that_differ_are_named() -> None:
+def test_changed_parameters_and_code_are_listed() -> None:
     before = make([1, 1])
     now = make(
         [1, 1],
@@ -53,9 +53,9 @@ def test_parameters_and_code_that_differ_are_named() -> None:
     assert code_changes(before, now) == [("stages/agent", "removed"), ("stages/new", "new"), ("stages/rl.py", "changed")]
 
 
-def test_success_is_compared_task_by_task() -> None:
-    """Contract: "better" than an earlier run is the same paired test as within a run. Twelve tasks, each once more: +50 points,
-    and a sign-flip test with p = 2 / 2^12."""
+def test_success_comparison_is_paired_by_task() -> None:
+    """Contract: "better" than an earlier run means the same paired test as within a run. Twelve tasks, each solved once more:
+    +50 points, and a sign-flip test with p = 2 / 2^12."""
     (change,) = success_changes(make([0, 1] * 6), make([1, 2] * 6), outcomes(12))
     assert change.test is not None
     assert (change.test.difference, change.test.low, change.test.high) == (0.5, 0.5, 0.5)
@@ -66,14 +66,14 @@ def test_success_is_compared_task_by_task() -> None:
     assert same.equal
 
 
-def test_other_panels_are_not_compared() -> None:
-    """Contract: a comparison across different panels is refused."""
+def test_runs_on_different_panels_are_not_compared() -> None:
+    """Contract: a comparison across different panels is rejected."""
     (change,) = success_changes(make([0] * 6, panels={"search": "p0"}), make([2] * 6), outcomes(6))
     assert change.test is None
     assert change.why == "panels differ"
 
 
-def test_a_run_is_compared_with_the_newest_kept_run_that_is_another() -> None:
+def test_run_is_compared_with_newest_different_kept_run() -> None:
     first, second = make([0, 1]), make([1, 1])
     assert newest(second, [], identical=False) is None
     assert newest(second, [first], identical=False) == (1, first)
@@ -84,7 +84,7 @@ def test_a_run_is_compared_with_the_newest_kept_run_that_is_another() -> None:
     assert newest(second, [first], identical=True) is None
 
 
-def test_what_is_kept_is_read_back(tmp_path: Path) -> None:
+def test_kept_run_is_read_back(tmp_path: Path) -> None:
     run = make([0, 1, 2], note="a note", commit="abc+")
     append(tmp_path, run)
     append(tmp_path, make([1, 1, 1]))
@@ -92,7 +92,7 @@ def test_what_is_kept_is_read_back(tmp_path: Path) -> None:
     assert len(read_kept(tmp_path)) == 2
 
 
-def test_a_damaged_line_is_named(tmp_path: Path) -> None:
+def test_damaged_line_is_rejected_with_its_number(tmp_path: Path) -> None:
     append(tmp_path, make([0, 1]))
     values = json.loads((tmp_path / FILE).read_text())
     del values["panels"]
@@ -104,7 +104,7 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
 
 @pytest.fixture
 def root(full_run: tuple[Path, Params], tmp_path: Path) -> Path:
-    """A copy of the whole run, which looks up to date to `keep`."""
+    """A copy of the full run with a small dvc.yaml."""
     shutil.copytree(full_run[0], tmp_path / "run")
     (tmp_path / "run" / "dvc.yaml").write_text(
         "stages:\n  sft: {cmd: sft, deps: [params.yaml]}\n  rl: {matrix: {domain: [search]}, cmd: rl, deps: [params.yaml]}\n"
@@ -112,8 +112,8 @@ def root(full_run: tuple[Path, Params], tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_keeping_adds_a_line_once(root: Path, full_run: tuple[Path, Params], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was measured on the present inputs is kept with the run, and shown on its page; keeping it again changes nothing."""
+def test_keep_adds_a_line_once(root: Path, full_run: tuple[Path, Params], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Costs measured with the current inputs are kept with the run and shown on its page; keeping it again changes nothing."""
     from stages.runtime.costs import measured
     from stages.runtime.lineage import identity, input_hashes
 
@@ -136,7 +136,7 @@ def test_keeping_adds_a_line_once(root: Path, full_run: tuple[Path, Params], mon
     assert "(restored from DVC's cache): curate@textworld" in text
 
 
-def test_what_is_not_up_to_date_is_not_kept(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outdated_run_is_not_kept(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeping, "out_of_date", lambda root: ["merge"])
     before = (root / FILE).read_bytes()
     with pytest.raises(
@@ -146,7 +146,7 @@ def test_what_is_not_up_to_date_is_not_kept(root: Path, monkeypatch: pytest.Monk
     assert (root / FILE).read_bytes() == before
 
 
-def test_the_page_tells_what_changed(full_run: tuple[Path, Params]) -> None:
+def test_page_lists_changes_since_kept_run(full_run: tuple[Path, Params]) -> None:
     root, params = full_run
     blocks = changes_section(load_inputs(root, params)).blocks
     tables = {block.title: block for block in blocks if block.kind == "table"}
@@ -158,7 +158,7 @@ def test_the_page_tells_what_changed(full_run: tuple[Path, Params]) -> None:
     assert any(text.startswith("Identical on every task: base on textworld") for text in texts)
 
 
-def test_without_kept_runs_the_page_says_how_to_keep_one(full_run: tuple[Path, Params], tmp_path: Path) -> None:
+def test_page_without_kept_runs_says_how_to_keep_one(full_run: tuple[Path, Params], tmp_path: Path) -> None:
     full, params = full_run
     (tmp_path / "reports").mkdir()
     shutil.copy(full / "reports" / "evaluation.json", tmp_path / "reports")
@@ -167,7 +167,7 @@ def test_without_kept_runs_the_page_says_how_to_keep_one(full_run: tuple[Path, P
     assert cost_section(inputs).blocks[-1].tone == "note"
 
 
-def test_work_is_counted_from_what_the_stages_report(full_run: tuple[Path, Params]) -> None:
+def test_work_is_counted_from_stage_reports(full_run: tuple[Path, Params]) -> None:
     """96 rollouts and 2,560 episodes of RL per domain; six models of two panels of 200 tasks, two attempts each."""
     work = this_run(load_inputs(*full_run)).work
     assert work["rollout@search"].episodes == 96
@@ -176,8 +176,8 @@ def test_work_is_counted_from_what_the_stages_report(full_run: tuple[Path, Param
     assert work["curate@search"].episodes == 216 + 203
 
 
-def test_the_chapter_on_speed_shows_what_was_measured(full_run: tuple[Path, Params], tmp_path: Path) -> None:
-    """A row and a bar per stage, in the lifecycle's order, with rates and shares; without measured spans, no chapter."""
+def test_speed_section_shows_measured_spans(full_run: tuple[Path, Params], tmp_path: Path) -> None:
+    """A row and a bar per stage, in pipeline order, with rates and shares; without measured spans, no section."""
     root, params = full_run
     section = speed_section(load_inputs(root, params))
     assert section is not None

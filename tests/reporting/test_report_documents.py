@@ -24,14 +24,14 @@ def test_only_the_block_is_replaced():
     assert replace_block(text, "results", "new\n") == text
 
 
-def test_missing_or_reversed_markers_are_refused():
+def test_missing_or_reversed_markers_are_rejected():
     with pytest.raises(ValueError, match="results:begin"):
         replace_block("nothing", "results", "new")
     with pytest.raises(ValueError, match="in this order"):
         replace_block("<!-- results:end --><!-- results:begin -->", "results", "new")
 
 
-def test_a_bar_in_an_equation_does_not_split_the_table():
+def test_pipe_in_an_equation_is_escaped():
     card = Card("x", "X", "P", "a |b|\nc", "", "none", "t", "merge.method: x")
     assert methods_table([card]).splitlines()[-1] == r"| `merge.method: x` | X | a \|b\| c | none | P |"
 
@@ -74,7 +74,7 @@ def test_results_and_figure_are_written_from_the_reports(full_run, tmp_path):
     assert generated(tmp_path)[FIGURE] == files[FIGURE]
 
 
-def test_links_of_a_block_lead_from_where_it_stands():
+def test_links_are_relative_to_the_document():
     assert link("docs/figures/x.svg", Path("README.md")) == "docs/figures/x.svg"
     assert link("docs/figures/x.svg", Path("docs/benchmarks.md")) == "figures/x.svg"
     assert link(PAGE, Path("docs/methods.md")) == "../reports/claims/README.md"
@@ -87,7 +87,7 @@ def test_every_block_has_a_command_that_writes_it():
     assert found == {*blocks(ROOT), *elsewhere}
 
 
-def test_the_documents_are_up_to_date():
+def test_documents_are_up_to_date():
     """Contract: the documents' numbers are those of the reports in git; `python -m stages.reporting.documents` rewrites them."""
     listed = subprocess.run(["git", "ls-files", "reports/evaluation.json"], cwd=ROOT, capture_output=True, text=True, check=True)
     if not listed.stdout.strip():
@@ -98,6 +98,6 @@ def test_the_documents_are_up_to_date():
     assert stale == [], "run 'python -m stages.reporting.documents'"
 
 
-def test_readme_is_short_and_says_first_what_it_is():
-    """Contract: a newcomer reads README to its end."""
+def test_readme_is_short():
+    """Contract: README has at most 250 lines."""
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 250

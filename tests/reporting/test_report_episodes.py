@@ -1,4 +1,4 @@
-"""Which episodes the browser shows, and that nothing is lost in packing."""
+"""The episode browser's data: which episodes are chosen, and that packing loses nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def row(name: str, reward: float, tokens: int = 4, **changes) -> dict:
     return {**base, **changes}
 
 
-def test_choice_is_best_worst_random_in_turn_and_distinct():
+def test_choice_alternates_best_worst_random_without_repeats():
     rows = [row(f"e{index}", index / 9) for index in range(10)]
     chosen = choose(rows, 6, 0, "key")
     assert [pick for pick, _ in chosen] == ["best", "worst", "random"] * 2
@@ -41,17 +41,17 @@ def test_choice_is_best_worst_random_in_turn_and_distinct():
     assert len({item["episode_id"] for _, item in chosen}) == 6
 
 
-def test_choice_does_not_depend_on_the_order_of_the_rows():
+def test_choice_is_independent_of_row_order():
     rows = [row(f"e{index}", index % 2) for index in range(20)]
     assert choose(rows, 9, 0, "key") == choose(rows[::-1], 9, 0, "key")
 
 
-def test_choice_takes_all_where_there_are_few():
+def test_choice_takes_all_of_few_episodes():
     assert len(choose([row("a", 1.0), row("b", 0.0)], 10, 0)) == 2
     assert choose([], 10, 0) == []
 
 
-def test_outcome_tells_failure_from_being_cut_off():
+def test_outcome_distinguishes_failure_from_truncation():
     assert outcome(row("a", 1.0, truncated=True)) == "success"
     assert outcome(row("a", 0.5, truncated=True)) == "truncated"
     assert outcome(row("a", 0.5)) == "failure"
@@ -77,7 +77,7 @@ def test_packing_keeps_every_token_owner_turn_and_policy_number():
     assert packed["advantage"] == [[1.5, 2], [-0.25, 1]]
 
 
-def test_the_byte_limit_cuts_all_sources_alike_and_is_told():
+def test_byte_limit_drops_episodes_evenly_over_sources():
     rows = [row(f"e{index}", index / 50, 60) for index in range(50)]
     browser = browser_data({"d": {"one": rows, "two": rows}}, 40, None, 0, limit=8000)
     assert browser.chosen == 40
@@ -87,7 +87,7 @@ def test_the_byte_limit_cuts_all_sources_alike_and_is_told():
     assert sum(len(json.dumps(episode, separators=(",", ":"))) for episode in browser.data["episodes"]) <= 8000
 
 
-def test_token_texts_join_to_the_episodes_text(full_run):
+def test_token_texts_join_to_the_episode_text(full_run):
     root, params = full_run
     inputs = load_inputs(root, params)
     browser = browser_data({"search": inputs.domains["search"].episodes}, 4, inputs.tokenizer, 0)
@@ -102,6 +102,6 @@ def test_without_a_tokenizer_tokens_are_shown_by_id():
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
-def test_the_number_of_episodes_is_what_was_asked_for(count):
+def test_requested_number_of_episodes_is_shown(count):
     rows = [row(f"e{index}", index % 2) for index in range(9)]
     assert browser_data({"d": {"one": rows, "two": rows}}, count, None, 0).shown == count

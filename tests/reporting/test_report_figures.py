@@ -1,4 +1,4 @@
-"""What the figures show, and that no text of theirs is cut."""
+"""The figures' content, and that their text fits."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from stages.reporting.style import Svg
 
 
 def tick_labels(axis: Any, vertical: bool) -> list[Any]:
-    """Labels of an axis that are drawn: those inside the view."""
+    """The drawn labels of an axis: those inside the view."""
     low, high = sorted(axis.get_view_interval())
     labels = [tick.label1 for tick in axis.get_major_ticks() if tick.label1.get_visible() or tick.label2.get_visible()]
     return [label for label in labels if label.get_text() and low - 1e-9 <= label.get_position()[vertical] <= high + 1e-9]
 
 
 def check_texts(figure: Any, key: str) -> None:
-    """Fail if a text reaches out of `figure`, or if tick labels of an axis overlap."""
+    """Fail if a text extends beyond `figure`, or if tick labels of an axis overlap."""
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     renderer, frame = canvas.get_renderer(), figure.bbox
@@ -49,8 +49,8 @@ def check_texts(figure: Any, key: str) -> None:
             assert box.y0 >= frame.y0 - 1 and box.y1 <= frame.y1 + 1, (key, text.get_text())  # noqa: PT018
 
 
-def test_no_text_is_cut_and_no_tick_labels_collide(full_run, monkeypatch):
-    """Contract: every text of every figure lies inside the figure, and labels of one axis do not run into each other."""
+def test_texts_fit_and_tick_labels_do_not_overlap(full_run, monkeypatch):
+    """Contract: every text of every figure lies inside the figure, and labels of one axis do not overlap."""
     root, params = full_run
     seen = []
 
@@ -63,7 +63,7 @@ def test_no_text_is_cut_and_no_tick_labels_collide(full_run, monkeypatch):
     inputs = load_inputs(root, params)
     for build in (*SUMMARY, *DETAILS):
         build(inputs)
-    assert len(seen) == len(set(seen)), "figure keys are unique on the page"
+    assert len(seen) == len(set(seen)), "figure keys are not unique"
     expected = {
         "journey",
         "changes",
@@ -94,25 +94,25 @@ def test_layout_puts_parents_between_their_children():
     assert places == {1: 0.0, 3: 1.0, 4: 2.0, 2: 1.5, 0: 0.75}
 
 
-def test_the_drawn_tree_is_neither_hopeless_nor_trivial():
+def test_example_tree_is_neither_all_success_nor_all_failure():
     others = [node(0, -1, 0, 10, 0.0, "a"), node(0, -1, 0, 10, 10.0, "b")]
     assert example_tree([*others, *TREE])[0]["task_id"] == "t"
 
 
-def test_a_nodes_fill_is_its_place_between_the_worst_and_the_best_value():
+def test_node_fill_is_its_value_scaled_to_the_limits():
     figure = search_tree(TREE, 0, limits=(-1.0, 1.0))
     fills = {mark.get_alpha() for mark in figure.axes[0].collections} - {None}
     assert sorted(fills) == pytest.approx([0.625, 0.75, 5 / 6, 1.0])
 
 
-def test_running_mean_looks_back_only():
+def test_running_mean_uses_past_values_only():
     assert running_mean([1.0, 3.0, 5.0, 7.0], window=2) == [1.0, 2.0, 4.0, 6.0]
 
 
 @pytest.mark.parametrize(
     ("value", "text"), [(None, "–"), (True, "yes"), (12345, "12,345"), (0.123456, "0.1235"), (2.0, "2"), (math.nan, "–")]
 )
-def test_numbers_are_written_for_people(value, text):
+def test_numbers_are_formatted_for_readers(value, text):
     assert blocks.number(value) == text
 
 
@@ -120,7 +120,7 @@ def test_flatten_names_every_scalar():
     assert blocks.flatten({"a": {"b": 1}, "c": [1, 2], "d": [{"e": "x"}]}) == [("a.b", "1"), ("c", "1, 2"), ("d[0].e", "x")]
 
 
-def test_a_run_that_learns_from_pairs_shows_what_pairs_have(full_run):
+def test_rl_section_of_preference_run_shows_pair_metrics(full_run):
     """Contract: no empty columns or panels for success, entropy and groups, which such a run does not have."""
     inputs = load_inputs(*full_run)
     columns = {"pairs": 32.0, "loss": 0.6, "pair_accuracy": 0.75, "margin": 1.5, "winner_logprob": -1.0, "loser_logprob": -2.0}
@@ -138,8 +138,8 @@ def test_a_run_that_learns_from_pairs_shows_what_pairs_have(full_run):
     assert learning_curve(replace(inputs, domains=domains)) is None
 
 
-def test_a_run_that_learns_from_records_shows_its_critic(full_run):
-    """Contract: such a run has no success in training either; its critic's error and agreement with returns take the place."""
+def test_rl_section_of_offline_run_shows_critic_metrics(full_run):
+    """Contract: such a run has no success in training either; its critic's TD error and correlation with returns are shown."""
     inputs = load_inputs(*full_run)
     columns = {"loss": 0.6, "td_error": 0.25, "q_correlation": 0.5, "kl": 0.1}
     history = {"step": [float(step) for step in range(12)], **{name: [value] * 12 for name, value in columns.items()}}

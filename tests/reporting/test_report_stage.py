@@ -1,4 +1,4 @@
-"""The page as a whole: complete, self-contained, safe, deterministic, and tolerant of what is missing."""
+"""The report page is complete, self-contained, safe, deterministic, and tolerates missing inputs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def full_episode(root: Path) -> dict:
 
 
 class Structure(HTMLParser):
-    """Ids, anchors and tags that are opened and never closed."""
+    """Collects ids, anchors, loaded addresses and unclosed tags."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,17 +80,17 @@ def test_page_is_well_formed_and_loads_nothing(page):
     assert sorted(structure.ids) == sorted(set(structure.ids)), "ids are unique"
     assert {anchor.removeprefix("#") for anchor in structure.anchors} <= set(structure.ids)
     assert [load for load in structure.loads if load != "data:,"] == []
-    # Addresses may stand in the text of parameters, which a <pre> shows.
+    # Parameters, shown in a <pre>, may contain addresses.
     shown = re.sub(r"<pre.*?</pre>", "", page, flags=re.DOTALL)
     assert not re.search(r"url\((?!#)|@import|https?://(?!www\.w3\.org/)", shown)
     assert len(page.encode()) < 3_000_000
 
 
-def test_page_tells_the_whole_story(page):
+def test_page_has_all_sections(page):
     for chapter in ("results", "changes", "cost", "data", "sft", "rollouts", "trees", "rl", "merge", "episodes", "parameters"):
         assert f'id="{chapter}"' in page
     assert 'class="note"' not in re.sub(r"<noscript>.*?</noscript>|<script.*?</script>", "", page, flags=re.S), (
-        "nothing is missing"
+        "a note says that something is missing"
     )
     assert "Merged model vs. fine-tuned model: +24.0 points" in page.replace("\u00a0", " ")
     order = [
@@ -103,7 +103,7 @@ def test_page_tells_the_whole_story(page):
         assert f"<td>{model}</td>" in page
 
 
-def test_page_has_no_dates_and_no_paths_of_the_machine(page, full_run):
+def test_page_has_no_dates_or_local_paths(page, full_run):
     """Contract: no timestamps, host names or absolute paths in any DVC output."""
     root, _ = full_run
     assert str(root) not in page
@@ -112,7 +112,7 @@ def test_page_has_no_dates_and_no_paths_of_the_machine(page, full_run):
     assert not re.search(r"\b20\d\d-\d\d-\d\d\b", page)
 
 
-def test_page_is_the_same_in_another_process(page, full_run, tmp_path):
+def test_page_is_identical_in_another_process(page, full_run, tmp_path):
     """Contract: `dvc repro` twice gives the same bytes, whatever the hash seed; the stage does not import torch."""
     root, _ = full_run
     copy = tmp_path / "copy"
@@ -135,7 +135,7 @@ def test_page_is_the_same_in_another_process(page, full_run, tmp_path):
     assert (copy / "reports" / "report.html").read_text(encoding="utf-8") == page
 
 
-def test_episode_data_survives_hostile_text(full_run, tmp_path):
+def test_hostile_text_in_episodes_is_escaped(full_run, tmp_path):
     """Contract: what a model or an environment writes can't break out of the page."""
     from stages.reporting.episodes import browser_data
     from stages.reporting.inputs import load_inputs
@@ -157,8 +157,8 @@ def test_episode_data_survives_hostile_text(full_run, tmp_path):
     assert json.loads(embedded.group(1))["episodes"][0]["messages"] == [["user", hostile]]
 
 
-def test_missing_files_are_told_in_sentences(full_run, tmp_path):
-    """Contract: a missing optional file gives a plain sentence instead of a figure."""
+def test_missing_optional_files_are_named_on_the_page(full_run, tmp_path):
+    """Contract: a missing optional file gives a sentence instead of a figure."""
     full, params = full_run
     page = write_report(evaluation_only(tmp_path / "run", full), params)
     for name in ("reports/curate/search.json", "reports/sft/history.csv", "reports/rollout/search.json",
@@ -168,12 +168,12 @@ def test_missing_files_are_told_in_sentences(full_run, tmp_path):
     assert "success-search" in page
 
 
-def test_missing_evaluation_is_an_error_that_says_what_to_do(full_run, tmp_path):
+def test_missing_evaluation_error_names_file_and_command(full_run, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"reports/evaluation\.json does not exist; run 'dvc repro evaluate'"):
         write_report(tmp_path, full_run[1])
 
 
-def test_broken_inputs_are_named(full_run, tmp_path):
+def test_broken_inputs_are_rejected_with_file_and_line(full_run, tmp_path):
     root = evaluation_only(tmp_path / "run", full_run[0])
     (root / "reports" / "sft").mkdir()
     history = root / "reports" / "sft" / "history.csv"
@@ -186,7 +186,7 @@ def test_broken_inputs_are_named(full_run, tmp_path):
         write_report(root, full_run[1])
 
 
-def test_one_domain_and_an_untrained_merge_still_make_a_page(full_run, tmp_path):
+def test_page_of_one_domain_without_merge(full_run, tmp_path):
     full, _ = full_run
     root = evaluation_only(tmp_path / "run", full)
     evaluation = json.loads((root / "reports" / "evaluation.json").read_text())
@@ -199,8 +199,8 @@ def test_one_domain_and_an_untrained_merge_still_make_a_page(full_run, tmp_path)
     assert "a specialist on search" in page
 
 
-def test_a_model_on_some_of_the_panels_is_told_of_where_it_played(full_run, tmp_path):
-    """Contract: one that chooses by what search alone has learnt has its rows there, and is missed elsewhere."""
+def test_model_evaluated_on_some_panels_is_shown_for_those(full_run, tmp_path):
+    """Contract: a model evaluated on one panel has rows for that panel, and the page names the panel it lacks."""
     full, params = full_run
     root = evaluation_only(tmp_path / "run", full)
     evaluation = json.loads((root / "reports" / "evaluation.json").read_text())
@@ -211,11 +211,11 @@ def test_a_model_on_some_of_the_panels_is_told_of_where_it_played(full_run, tmp_
     page = write_report(root, params)
     assert "Not evaluated: sft+q on textworld." in page
     rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", page, re.DOTALL)]
-    told = [row for row in rows if "sft+q" in row]
-    # Once in each table: results, numbers, comparisons (hashes too).
-    compared = [row for row in told if "+31.4" in row]
+    model_rows = [row for row in rows if "sft+q" in row]
+    # One row in each table: results, numbers, comparisons, hashes.
+    compared = [row for row in model_rows if "+31.4" in row]
     assert [row[:5] for row in compared] == [
         ["sft+q", "62.0\N{NO-BREAK SPACE}%", "55.3 to 68.7", "sft", "+31.4"],
         ["sft+q", "sft", "+31.4", "+20.0 to +40.0", "0.001"],
     ]
-    assert len(told) == 4
+    assert len(model_rows) == 4

@@ -52,13 +52,13 @@ def oklab(rgb: list[float]) -> list[float]:
     return times(OKLAB_2, [max(0.0, value) ** (1 / 3) for value in times(OKLAB_1, rgb)])
 
 
-def seen(code: str, deficiency: str) -> list[float]:
+def simulated(code: str, deficiency: str) -> list[float]:
     return oklab([max(0.0, value) for value in times(DEFICIENCIES[deficiency], linear(code))])
 
 
 @pytest.mark.parametrize("scheme", [0, 1])
-def test_marks_and_text_stand_out_from_the_surface(scheme):
-    """Contract: figures can be read in both colour schemes: 3:1 for marks, 4.5:1 for text."""
+def test_marks_and_text_contrast_with_the_background(scheme):
+    """Contract: in both colour schemes marks have a contrast of 3:1 and text of 4.5:1."""
     surface = PALETTE["surface"][scheme]
     for name in MARKS:
         assert contrast(PALETTE[name][scheme], surface) >= 3, name
@@ -68,11 +68,11 @@ def test_marks_and_text_stand_out_from_the_surface(scheme):
 
 @pytest.mark.parametrize("scheme", [0, 1])
 @pytest.mark.parametrize("deficiency", DEFICIENCIES)
-def test_colours_that_meet_in_one_figure_differ_for_the_colour_blind(scheme, deficiency):
-    """Contract: the first two domains, sft and the merge are told apart under red-green colour blindness."""
+def test_colours_of_one_figure_differ_under_colour_blindness(scheme, deficiency):
+    """Contract: the first two domains, sft and the merge can be distinguished under red-green colour blindness."""
     for a, b in itertools.combinations(("domain0", "domain1", "sft", "merged"), 2):
-        apart = math.dist(seen(PALETTE[a][scheme], deficiency), seen(PALETTE[b][scheme], deficiency))
-        assert apart >= 0.07, (a, b, apart)
+        distance = math.dist(simulated(PALETTE[a][scheme], deficiency), simulated(PALETTE[b][scheme], deficiency))
+        assert distance >= 0.07, (a, b, distance)
 
 
 def make_svg(standalone: bool = False):
@@ -84,18 +84,18 @@ def make_svg(standalone: bool = False):
         return to_svg(figure, "a-key", 'What is < shown & "so"', standalone)
 
 
-def test_the_same_figure_gives_the_same_bytes():
-    """Contract: no dates, no random ids: the page is byte-deterministic."""
+def test_svg_is_byte_deterministic():
+    """Contract: no dates and no random ids."""
     assert make_svg() == make_svg()
 
 
-def test_an_inline_figure_takes_colours_and_glyphs_from_the_page():
+def test_inline_svg_uses_colours_and_glyphs_of_the_page():
     svg = make_svg()
     ElementTree.fromstring(svg.text)
     assert "var(--sft)" in svg.text
-    assert not [stand_in for stand_in in _PLACEHOLDERS.values() if stand_in in svg.text]
+    assert not [placeholder for placeholder in _PLACEHOLDERS.values() if placeholder in svg.text]
     used = set(re.findall(r'href="#(DejaVu[^"]+)"', svg.text))
-    assert used == set(svg.glyphs), "every glyph a figure uses is handed to the page"
+    assert used == set(svg.glyphs), "the page gets other glyphs than the figure uses"
     assert not re.search(r'id="DejaVu', svg.text)
     ids = re.findall(r'id="([^"]+)"', svg.text)
     assert ids
@@ -104,7 +104,7 @@ def test_an_inline_figure_takes_colours_and_glyphs_from_the_page():
     assert "<text" not in svg.text
 
 
-def test_a_standalone_figure_brings_all_it_needs():
+def test_standalone_svg_is_self_contained():
     text = make_svg(standalone=True).text
     root = ElementTree.fromstring(text)
     assert root.tag.endswith("svg")
@@ -114,7 +114,7 @@ def test_a_standalone_figure_brings_all_it_needs():
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "").replace("http://www.w3.org/1999/xlink", "")
 
 
-def test_a_key_that_is_no_id_is_refused():
+def test_invalid_figure_key_is_rejected():
     with drawing():
         figure, _ = new_figure()
         with pytest.raises(ValueError, match="figure key"):

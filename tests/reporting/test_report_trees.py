@@ -1,4 +1,4 @@
-"""The tree viewer's data: which trees, what of them, within what size."""
+"""The tree viewer's data: which trees are chosen, what is shown of them, and the size limit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def row(task: str, node: int, parent: int, n: int, c: int, end: bool = False, **
 
 
 def tree(task: str, good: int = 4) -> list[dict[str, Any]]:
-    """A start and two actions: the first ends right, the second wrong."""
+    """A root and two actions: the first ends in success, the second in failure."""
     return [
         row(task, 0, -1, good + 2, good),
         row(task, 1, 0, good, good),
@@ -35,14 +35,14 @@ def tree(task: str, good: int = 4) -> list[dict[str, Any]]:
     ]
 
 
-def grown(*trees: list[dict[str, Any]]) -> DomainTrees:
+def domain_trees(*trees: list[dict[str, Any]]) -> DomainTrees:
     nodes = [node for one in trees for node in one]
     return DomainTrees(nodes, label_rows(nodes, PARAMS), pair_rows(nodes, PARAMS), PARAMS)
 
 
-def test_a_tree_with_all_that_the_viewer_shows() -> None:
-    """Contract: values, visits, priors among siblings, ends, the most visited way and the pairs, as they are stored."""
-    given = grown(tree("a"))
+def test_packed_tree_has_all_that_the_viewer_shows() -> None:
+    """Contract: values, visits, priors normalised over siblings, ends, the most visited path and the pairs."""
+    given = domain_trees(tree("a"))
     packed = pack("search", EVEN, given, None)
     first, second = packed["nodes"][1], packed["nodes"][2]
     assert (first["N"], first["Q"], first["right"], first["rollouts"]) == (4, 1, 4, 4)
@@ -58,14 +58,14 @@ def test_a_tree_with_all_that_the_viewer_shows() -> None:
     assert "4 of 6 rollouts succeed" in text
     assert "1 success, 1 failure" in text
     assert "“go 1” over “go 2”, q differs by 1.00" in text
-    alone = pack("search", "random", grown(tree("a")[:1]), None)
+    alone = pack("search", "random", domain_trees(tree("a")[:1]), None)
     assert "No preference pairs" in alone["summary"]
     assert "No success found" in alone["summary"]
     assert alone["path"] == [0]
 
 
-def test_a_pair_is_as_far_apart_as_its_sides_say() -> None:
-    """Contract: a node shows the q that pairs go by beside the tree's value, and the bar's range is the tree's."""
+def test_pair_margin_is_the_difference_of_its_nodes_q() -> None:
+    """Contract: a node shows the q used for pairs beside the tree's value, and the value range is the tree's."""
     params = Annotate(reward_range=[-1.0, 1.0], labels={"q": "hard"}, pairs={"min_margin": 0.1})
     nodes = tree("a")
     nodes[0]["W"], nodes[1]["W"], nodes[2]["W"] = 2.0, 1.0, -2.0
@@ -76,15 +76,15 @@ def test_a_pair_is_as_far_apart_as_its_sides_say() -> None:
     assert "Q 0.25 vs. 0.33 before it (−1 = failure, 1 = success)" in packed["summary"]
     first, second = packed["nodes"][1], packed["nodes"][2]
     assert (first["Q"], first["q"], second["Q"], second["q"]) == (0.25, 1, -1, 0)
-    ((win, lose, apart, _),) = packed["pairs"]
-    assert packed["nodes"][win]["q"] - packed["nodes"][lose]["q"] == apart
+    ((win, lose, margin, _),) = packed["pairs"]
+    assert packed["nodes"][win]["q"] - packed["nodes"][lose]["q"] == margin
     bare = row("a", 5, 0, 2, 0, n_rollouts=0)
     nodes.append(bare)
     packed = pack("search", "", DomainTrees(nodes, [], [], params), None)
-    assert "q" not in packed["nodes"][5], "nothing is known by rollouts of what had none"
+    assert "q" not in packed["nodes"][5], "a node without rollouts has no q"
 
 
-def test_what_the_policy_reads_first_is_the_prompt() -> None:
+def test_opening_text_is_the_decoded_prompt() -> None:
     class Tokenizer:
         def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
             return f" prompt {ids} "
@@ -93,12 +93,12 @@ def test_what_the_policy_reads_first_is_the_prompt() -> None:
     assert opening_text(row("a", 0, -1, 1, 0), None) == "room 0"
 
 
-def test_trees_are_chosen_by_what_they_tell_and_then_at_random() -> None:
-    """Contract: the tree in the balance, the one with most pairs, then others by seed alone; never one twice."""
+def test_choice_is_even_tree_then_most_pairs_then_random() -> None:
+    """Contract: the tree nearest to 50 % success, the one with most pairs, then others by seed; none twice."""
     trees = [tree("a", 9), tree("b", 2), tree("c", 30), tree("d", 9)]
     more = row("c", 5, 0, 4, 0)
     trees[2] += [more, row("c", 6, 5, 4, 0, end=True)]
-    given = grown(*trees)
+    given = domain_trees(*trees)
     picked = choose(given.nodes, given.pairs, 4, 0)
     assert picked[:2] == [("b", EVEN), ("c", "most pairs")]
     assert sorted(task for task, _ in picked) == ["a", "b", "c", "d"]
@@ -108,25 +108,25 @@ def test_trees_are_chosen_by_what_they_tell_and_then_at_random() -> None:
     assert choose([], [], 3, 0) == []
 
 
-def test_the_page_stays_light() -> None:
-    """Contract: what does not fit into the limit is left out, whole trees of all domains alike, and counted."""
-    given = grown(*(tree(name) for name in "abcd"))
-    everything, asked = forest({"search": given, "shop": given}, 3, None, 0)
-    assert (len(everything), asked) == (6, 6)
+def test_size_limit_drops_whole_trees_evenly_over_domains() -> None:
+    """Contract: trees beyond the size limit are dropped, evenly over domains, and counted."""
+    given = domain_trees(*(tree(name) for name in "abcd"))
+    everything, requested = forest({"search": given, "shop": given}, 3, None, 0)
+    assert (len(everything), requested) == (6, 6)
     size = len(json.dumps(everything[0], separators=(",", ":")))
-    some, asked = forest({"search": given, "shop": given}, 3, None, 0, limit=3 * size)
+    some, requested = forest({"search": given, "shop": given}, 3, None, 0, limit=3 * size)
     assert [one["domain"] for one in some] == ["search", "shop"]
-    assert asked == 6
+    assert requested == 6
     assert forest({}, 3, None, 0) == ([], 0)
 
 
-def test_a_summary_counts_ends_by_kind() -> None:
+def test_summary_counts_ends_by_kind() -> None:
     cut = tree("a")
     cut[4] |= {"terminal": False, "truncated": True}
-    assert "1 success, 1 truncated" in pack("search", "", grown(cut), None)["summary"]
+    assert "1 success, 1 truncated" in pack("search", "", domain_trees(cut), None)["summary"]
 
 
-def test_a_summary_names_the_first_choice_and_the_shortest_success() -> None:
+def test_summary_names_first_choice_and_shortest_success() -> None:
     """Contract: an action that all visits share is no choice; the summary names the first node with several visited children."""
     nodes = [
         row("a", 0, -1, 4, 2),
@@ -136,24 +136,24 @@ def test_a_summary_names_the_first_choice_and_the_shortest_success() -> None:
         row("a", 4, 2, 3, 2, depth=3),
         row("a", 5, 4, 2, 2, depth=4, end=True),
     ]
-    packed = pack("search", "", grown(nodes), None)
+    packed = pack("search", "", domain_trees(nodes), None)
     text = packed["summary"]
     assert "First choice after “go 1”: “go 2” has 3 of 4 visits (2 actions tried), Q 0.67 vs. 0.50" in text
     assert "Shortest success: “go 1” → “go 2” → “go 4” → “go 5”." in text
     assert [node.get("prior") is None for node in packed["nodes"]] == [True, True, False, False, True, True]
     assert all("logprob" in node for node in packed["nodes"][1:])
-    chain = pack("search", "", grown([nodes[0], nodes[1]]), None)["summary"]
+    chain = pack("search", "", domain_trees([nodes[0], nodes[1]]), None)["summary"]
     assert "all visits take “go 1”, Q 0.50" in chain
-    assert "First choice at the start: " in pack("search", "", grown(tree("a")), None)["summary"]
+    assert "First choice at the start: " in pack("search", "", domain_trees(tree("a")), None)["summary"]
 
 
-def test_long_paths_are_cut() -> None:
+def test_long_paths_are_abbreviated() -> None:
     nodes = [row("a", node, node - 1, 2, 2, depth=node, end=node == 12) for node in range(13)]
-    assert "“go 7” → … → “go 12”." in pack("search", "", grown(nodes), None)["summary"]
+    assert "“go 7” → … → “go 12”." in pack("search", "", domain_trees(nodes), None)["summary"]
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "text"),
     [
         ({"backup": "max"}, "maximum over the child actions"),
         ({"backup": "discounted_max", "gamma": 0.9}, "best of the tried actions"),
@@ -166,13 +166,13 @@ def test_long_paths_are_cut() -> None:
         ({"evaluation": {"critic": "prior"}}, "the policy's ranking of siblings"),
     ],
 )
-def test_q_is_named_for_what_it_is(changes: dict[str, Any], said: str) -> None:
-    """Contract: the key says what this search's Q is, not what another's would be."""
-    assert said in meanings(Annotate(**changes))["Q"]
-    assert said not in meanings(PARAMS)["Q"]
+def test_legend_describes_q_of_the_configured_search(changes: dict[str, Any], text: str) -> None:
+    """Contract: the legend describes Q as this search computes it, not as another would."""
+    assert text in meanings(Annotate(**changes))["Q"]
+    assert text not in meanings(PARAMS)["Q"]
 
 
-def test_every_setting_has_words_and_every_scale_its_ends() -> None:
+def test_every_setting_and_scale_is_described() -> None:
     fields = Annotate.model_fields
     assert set(BACKUPS) == set(fields["backup"].annotation.__args__)
     assert set(LABELS) == set(type(PARAMS.labels).model_fields["q"].annotation.__args__)
@@ -181,9 +181,9 @@ def test_every_setting_has_words_and_every_scale_its_ends() -> None:
     assert "min-max scaled" in meanings(Annotate(labels={"scale": "min_max"}))["q"]
 
 
-def test_the_middle_is_that_of_the_trees_values() -> None:
-    """Contract: where a failure counts as -1, the tree nearest half solved has value 0."""
-    given = grown(tree("even", 2), tree("good", 4))
+def test_even_tree_is_chosen_by_the_value_range() -> None:
+    """Contract: if a failure counts as -1, the tree nearest to 50 % success has value 0."""
+    given = domain_trees(tree("even", 2), tree("good", 4))
     for node in given.nodes:
         node["W"] = 2.0 * node["n_success"] - node["N"]
     assert choose(given.nodes, [], 1, 0, limits=(-1.0, 1.0)) == [("even", EVEN)]

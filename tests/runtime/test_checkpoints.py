@@ -1,4 +1,4 @@
-"""Checkpoints are whole or absent, and belong to the inputs they were made with."""
+"""Checkpoints are complete or absent, and valid only for the inputs they were written with."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def context(tmp_path: Path) -> StageContext:
     return StageContext("rl", "search", parse_params(PARAMS), tmp_path, Tracker())
 
 
-def test_what_was_saved_is_loaded(context: StageContext) -> None:
+def test_saved_checkpoint_is_loaded(context: StageContext) -> None:
     value = {"step": 3, "weights": torch.arange(4.0), "rows": [{"reward": 1.0}]}
     Checkpoints(context).save("state", value)
     loaded = Checkpoints(context).load("state")
@@ -46,14 +46,14 @@ class Row:
     parts: list[Row] = field(default_factory=list)
 
 
-def test_dataclasses_that_are_named_come_back(context: StageContext) -> None:
+def test_registered_dataclasses_are_restored(context: StageContext) -> None:
     value = [Row(1.0, [Row(2.0)]), Row(3.0)]
     Checkpoints(context, classes=(Row,)).save("rows", value)
     assert Checkpoints(context, classes=(Row,)).load("rows") == value
 
 
 class RunsCode:
-    """What a stranger could leave on a shared file system: reading it with pickle runs a command."""
+    """A malicious value: unpickling it runs a command."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -62,8 +62,8 @@ class RunsCode:
         return os.mkdir, (str(self.path),)
 
 
-def test_reading_a_checkpoint_runs_no_code(context: StageContext, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Contract: whoever may write to the folder of checkpoints can't run code in the account that resumes."""
+def test_loading_a_checkpoint_runs_no_code(context: StageContext, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Contract: write access to the checkpoint folder does not allow code execution in the account that resumes."""
     checkpoints = Checkpoints(context)
     checkpoints.folder.mkdir(parents=True)
     for zipped in (True, False):
@@ -71,13 +71,13 @@ def test_reading_a_checkpoint_runs_no_code(context: StageContext, tmp_path: Path
         torch.save(hostile, checkpoints.path("state"), _use_new_zipfile_serialization=zipped)
         assert checkpoints.load("state") is None
         assert not (tmp_path / "ran").exists()
-        said = capsys.readouterr().out
-        assert "cannot be read" in said
-        assert said.count("\n") == 1
+        message = capsys.readouterr().out
+        assert "cannot be read" in message
+        assert message.count("\n") == 1
 
 
-def test_what_could_not_be_resumed_from_is_refused_when_it_is_saved(context: StageContext) -> None:
-    """Contract: a resume never finds out that a checkpoint holds what is not read back; the last good one stays."""
+def test_unloadable_value_is_rejected_on_save(context: StageContext) -> None:
+    """Contract: a value that could not be loaded is rejected when it is saved; the previous checkpoint stays."""
     checkpoints = Checkpoints(context)
     checkpoints.save("state", 1)
     for value, named in (([Row(1.0)], "Row"), ({"success": np.float64(0.5)}, "numpy")):
@@ -87,8 +87,8 @@ def test_what_could_not_be_resumed_from_is_refused_when_it_is_saved(context: Sta
     assert not list(checkpoints.folder.glob("*.partial"))
 
 
-def test_they_lie_outside_the_outputs(context: StageContext) -> None:
-    """DVC deletes a stage's outputs before it runs; what a killed run left must survive that."""
+def test_checkpoints_are_outside_the_stage_outputs(context: StageContext) -> None:
+    """DVC deletes a stage's outputs before it runs; checkpoints of a killed run must survive that."""
     assert Checkpoints(context).path("state").is_relative_to(context.root / ".bellwether")
 
 
@@ -105,13 +105,13 @@ def test_changed_inputs_never_resume_from_old_state(context: StageContext, chang
     assert Checkpoints(context).load("state") is None
 
 
-def test_a_parameter_of_another_stage_keeps_them(context: StageContext) -> None:
+def test_changed_parameter_of_another_stage_keeps_checkpoints(context: StageContext) -> None:
     Checkpoints(context).save("state", 1)
     (context.root / "params.yaml").write_text(yaml.safe_dump({**PARAMS, "merge": {"method": "ties"}}))
     assert Checkpoints(context).load("state") == 1
 
 
-def test_a_damaged_file_is_reported_and_counts_as_absent(context: StageContext, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_checkpoint_is_reported_and_ignored(context: StageContext, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoints = Checkpoints(context)
     checkpoints.save("state", {"weights": torch.zeros(1000)})
     data = checkpoints.path("state").read_bytes()
@@ -121,8 +121,7 @@ def test_a_damaged_file_is_reported_and_counts_as_absent(context: StageContext, 
         assert "cannot be read" in capsys.readouterr().out
 
 
-def test_a_full_disk_says_so_and_keeps_the_last_good_one(context: StageContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk during a checkpoint gets a clear error and loses nothing."""
+def test_full_disk_raises_and_keeps_previous_checkpoint(context: StageContext, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoints = Checkpoints(context)
     checkpoints.save("state", 1)
 
@@ -138,8 +137,8 @@ def test_a_full_disk_says_so_and_keeps_the_last_good_one(context: StageContext, 
     assert not list(checkpoints.folder.glob("*.partial"))
 
 
-def test_a_part_written_file_is_never_seen(context: StageContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader sees the old or the new, never a part: the file is renamed into place once it is whole."""
+def test_kill_during_save_keeps_previous_checkpoint(context: StageContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader sees the old or the new file, never a partial one: the file is renamed into place once complete."""
     checkpoints = Checkpoints(context)
     checkpoints.save("state", 1)
 
@@ -157,7 +156,7 @@ def test_a_part_written_file_is_never_seen(context: StageContext, monkeypatch: p
     assert checkpoints.load("state") == 1
 
 
-def test_clear_removes_those_of_earlier_inputs_too(context: StageContext) -> None:
+def test_clear_also_removes_checkpoints_of_earlier_inputs(context: StageContext) -> None:
     Checkpoints(context).save("state", 1)
     (context.root / "data" / "in" / "tasks").write_text("two")
     later = Checkpoints(context)

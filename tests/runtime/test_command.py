@@ -1,4 +1,4 @@
-"""A command whose output nobody reads any more ends quietly; what other programs print is never fatal."""
+"""Commands end quietly when their output is closed, and accept any bytes from other programs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from source_imports import ROOT, source_files
 from stages.runtime.command import OUTPUT_CLOSED, command
 
 IN_THE_SANDBOX = {Path("stages/sandbox/sandlock_runner.py"), Path("stages/sandbox/guest/server.py")}
-"""Started by the sandbox, whose end of the pipe they answer to."""
+"""Started by the sandbox, which reads their output."""
 STAGE = """
 from stages import params
 from stages.runtime.stage import stage_run
@@ -35,45 +35,45 @@ raise SystemExit(stage_run("toy", run, params, lambda *given: ClosingTracker()))
 
 
 def unread(arguments: list[str], cwd: Path = ROOT, together: bool = False) -> tuple[int, str]:
-    """Exit code and standard error of Python with `arguments`, whose output is closed before it prints.
+    """Exit code and standard error of `python arguments`, whose standard output is closed before it prints.
 
-    together: standard error is the same pipe, as under `2>&1 | head`.
+    together: standard error goes to the same pipe, as with `2>&1 | head`.
     """
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "BELLWETHER_TRACKING": "off"}
     stderr = subprocess.STDOUT if together else subprocess.PIPE
     with subprocess.Popen([sys.executable, *arguments], cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=stderr) as child:
         assert child.stdout is not None
         child.stdout.close()
-        said = child.stderr.read().decode() if child.stderr is not None else ""
-        return child.wait(timeout=120), said
+        stderr_text = child.stderr.read().decode() if child.stderr is not None else ""
+        return child.wait(timeout=120), stderr_text
 
 
 @pytest.mark.parametrize("line", ["stages.params", "stages.params --help", "flows.supervise -h"])
-def test_a_closed_output_ends_a_command_quietly(line: str) -> None:
-    """Contract: `| head` gets its lines, and nobody a traceback; the exit code is a shell's for SIGPIPE."""
+def test_closed_stdout_ends_a_command_quietly(line: str) -> None:
+    """Contract: with `| head` there is no traceback; the exit code is a shell's for SIGPIPE."""
     assert unread(["-m", *line.split()]) == (OUTPUT_CLOSED, "")
 
 
-def test_so_does_a_closed_standard_error() -> None:
+def test_closed_stderr_ends_a_command_quietly() -> None:
     assert unread(["-m", "stages.params", "--file", "nowhere.yaml"], together=True) == (OUTPUT_CLOSED, "")
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_a_stage_ends_too(tmp_path: Path, together: bool) -> None:
+def test_closed_stdout_ends_a_stage_as_killed(tmp_path: Path, together: bool) -> None:
     shutil.copy(ROOT / "params.yaml", tmp_path)
     (tmp_path / "toy.py").write_text(STAGE)
     assert unread(["toy.py"], tmp_path, together) == (OUTPUT_CLOSED, "")
-    assert (tmp_path / "status").read_text() == "KILLED", "MLflow shows that it was ended"
+    assert (tmp_path / "status").read_text() == "KILLED", "MLflow shows the run as killed"
 
 
-def test_output_that_was_closed_all_along_changes_nothing() -> None:
+def test_command_started_without_stdout_succeeds() -> None:
     line = f"{sys.executable} -m stages.params >&-"
     done = subprocess.run(["bash", "-c", line], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_other_broken_pipes_are_failures(capsys: pytest.CaptureFixture[str]) -> None:
-    """That of a worker or a server says that it died; it must not end the command as if all were well."""
+def test_broken_pipes_other_than_stdout_are_failures(capsys: pytest.CaptureFixture[str]) -> None:
+    """A broken pipe to a worker or server means that it died; the command must not end as if it had succeeded."""
 
     @command
     def broken() -> int:
@@ -100,8 +100,8 @@ def commands() -> dict[Path, ast.Module]:
     return found
 
 
-def test_all_commands_begin_that_way() -> None:
-    """Each `if __name__ == "__main__":` calls a function that is decorated with `command`, or `stage_run`, which is."""
+def test_all_commands_are_decorated() -> None:
+    """Each `if __name__ == "__main__":` calls a function decorated with `command`, or `stage_run`, which is."""
     for path, tree in {
         **commands(),
         Path("stages/runtime/stage.py"): ast.parse((ROOT / "stages/runtime/stage.py").read_text()),
@@ -111,7 +111,7 @@ def test_all_commands_begin_that_way() -> None:
         if path == Path("stages/runtime/stage.py"):
             assert "command" in names["stage_run"]
             continue
-        # run_checks, which makes the commands that check plugins, decorates them.
+        # run_checks decorates the commands it makes, which check plugins.
         called = ast.unparse(tree.body[-1])
         if "main = run_checks(" in ast.unparse(tree):
             continue
@@ -119,8 +119,8 @@ def test_all_commands_begin_that_way() -> None:
         assert "stage_run(" in called or through_main, f"{path}: decorate main with command"
 
 
-def test_no_output_of_another_program_is_fatal() -> None:
-    """Contract: bytes that are no UTF-8 are replaced. A DVC command, a stage or git may print any."""
+def test_subprocess_output_is_decoded_with_replacement() -> None:
+    """Contract: invalid UTF-8 in the output of DVC, git or a stage is replaced."""
     for path in [*source_files("stages"), *source_files("flows")]:
         for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("subprocess."):

@@ -1,4 +1,4 @@
-"""What a stage costs is measured beside it, and can't stop it."""
+"""The costs of a stage; a failure to record them does not stop it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from stages.runtime.costs import cost_file, machine, measured, read_cost
 
 
-def test_a_run_taken_up_again_counts_as_one(tmp_path: Path) -> None:
+def test_costs_of_a_resumed_run_add_up(tmp_path: Path) -> None:
     """Contract: an interrupted run and its continuation add up, as long as their inputs are the same."""
     with pytest.raises(KeyboardInterrupt), measured(tmp_path, "rl@search", "a"):
         raise KeyboardInterrupt
@@ -26,10 +26,10 @@ def test_a_run_taken_up_again_counts_as_one(tmp_path: Path) -> None:
     assert done.machine == machine()
     with measured(tmp_path, "rl@search", "a"):
         pass
-    assert read_cost(tmp_path, "rl@search").runs == 1, "a run that was done is not added to"
+    assert read_cost(tmp_path, "rl@search").runs == 1, "a finished run is not added to"
 
 
-def test_other_inputs_start_anew(tmp_path: Path) -> None:
+def test_changed_inputs_reset_the_costs(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="broken"), measured(tmp_path, "sft", "a"):
         raise ValueError("broken")
     with measured(tmp_path, "sft", "b"):
@@ -39,14 +39,14 @@ def test_other_inputs_start_anew(tmp_path: Path) -> None:
     assert (cost.runs, cost.inputs) == (1, "b")
 
 
-def test_a_place_that_cannot_be_written_is_reported_and_stops_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unwritable_cost_file_is_reported_and_not_fatal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / ".bellwether").write_text("a file where the folder should be")
     with measured(tmp_path, "sft", "a"):
         pass
     assert "sft: cannot write its cost" in capsys.readouterr().err
 
 
-def test_a_damaged_file_counts_as_none(tmp_path: Path) -> None:
+def test_damaged_cost_file_is_ignored(tmp_path: Path) -> None:
     cost_file(tmp_path, "sft").parent.mkdir(parents=True)
     cost_file(tmp_path, "sft").write_text('{"inputs": ')
     assert read_cost(tmp_path, "sft") is None

@@ -1,4 +1,4 @@
-"""What a domain that is no longer listed left behind is taken out of the joining stages' inputs."""
+"""Files of domains that are no longer listed are removed from the inputs of stages that join all domains."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from stages.runtime.domains import keep_only
 
 
-def test_entries_of_other_domains_are_removed_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`domains` shortened in one line gives the same join as if the domain had never been there."""
+def test_entries_of_unlisted_domains_are_removed_and_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Removing a domain from `domains` gives the same result as if it had never been listed."""
     for name in ("search", "search_hard", "chess", "search.partial"):
         (tmp_path / "data" / name).mkdir(parents=True)
     for name in ("search.json", "search_history.csv", "search_hard.json", "chess_history.csv"):
@@ -20,7 +20,7 @@ def test_entries_of_other_domains_are_removed_and_named(tmp_path: Path, capsys: 
     assert "removed data/chess: not one of the domains search" in capsys.readouterr().out
 
 
-def test_a_link_is_removed_and_what_it_points_to_is_not(tmp_path: Path) -> None:
+def test_symlink_is_removed_but_not_its_target(tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.mkdir()
     (target / "file").write_text("1")

@@ -1,4 +1,4 @@
-"""Code that dvc.yaml exempts from the stages' dependencies makes no value that an output depends on."""
+"""Code that dvc.yaml exempts from the stages' dependencies computes no value that an output depends on."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from stages.runtime import deps
 
 SETTINGS = [Path("stages/params.py"), Path("stages/runtime/resources.py")]
 """Exempt files that hold the shape of params.yaml."""
-HANDS_ON = {"parse_params", "parse_as", "load_params", "main"}
+RETURNS_PARAMS = {"parse_params", "parse_as", "load_params", "main"}
 """Functions of stages/params.py that return the checked file, or print it."""
 DELEGATE = "return section_of(self, name, domain)"
-"""Params.section, whose work a listed part does."""
+"""Body of Params.section, which delegates to a listed part."""
 LISTED_BY_KEY = {"PerDomain", "Resources", "ShardParams", "EngineParams", "Report"}
 """Sections whose keys dvc.yaml lists one by one, which params.yaml must then have; report depends on all of stages/."""
 MOVE = "no stage depends on this file (head of dvc.yaml): move it into a part that dvc.yaml lists (as stages/annotation/units.py)"
-WHOLE = "a whole file or none, whatever is in it"
-TAKEN = {
+WHOLE = "writes a complete file or none, whatever its content"
+ALLOWED_IMPORTS = {
     "stages.runtime.checkpoints.Checkpoints": "an output is the same with and without them",
     "stages.runtime.domains.keep_only": "stages read the domains that params.yaml lists, whatever else there is",
     "stages.runtime.files.atomic_bytes": WHOLE,
@@ -35,17 +35,17 @@ TAKEN = {
     "stages.runtime.files.atomic_files": WHOLE,
     "stages.runtime.files.atomic_folder": WHOLE,
     "stages.runtime.files.atomic_text": WHOLE,
-    "stages.runtime.installed.Group": "finds plugins, whose changes are another matter (docs/dvc.md)",
+    "stages.runtime.installed.Group": "finds plugins, whose changes are tracked separately (docs/dvc.md)",
     "stages.runtime.installed.place": "a message",
     "stages.runtime.parent.die_with_parent": "ends a process",
-    "stages.runtime.progress.Progress": "shows",
+    "stages.runtime.progress.Progress": "shows progress",
     "stages.runtime.shards.Shard": "which chunks a process computes; the bytes are the same without shards",
     "stages.runtime.spans": "measures time",
     "stages.runtime.spans.span": "measures time",
-    "stages.runtime.stage.StageContext": "paths, and what it tells of a run",
+    "stages.runtime.stage.StageContext": "paths and logging",
     "stages.runtime.stage.stage_run": "starts a stage",
-    "stages.tracking.open_tracker": "what is shown of a run",
-    "stages.tracking.flatten": "names of what MLflow is told",
+    "stages.tracking.open_tracker": "logging",
+    "stages.tracking.flatten": "names of metrics in MLflow",
     "stages.runtime.validation.brief": "a message",
     "stages.runtime.validation.Checked": "the base of settings",
     "stages.runtime.validation.Count": "a range",
@@ -58,9 +58,9 @@ TAKEN = {
     "stages.runtime.validation.refuse_idle": "a check",
     "stages.runtime.validation.shortened": "a message",
     "stages.runtime.validation.watched": "a check",
-    "stages.runtime.workers.worker_pool": "hands out work; who asks orders the results",
+    "stages.runtime.workers.worker_pool": "distributes work; the caller orders the results",
 }
-"""What listed code takes of exempt code beside settings, and why no output depends on it."""
+"""What listed code imports from exempt code besides settings, and why no output depends on it."""
 
 
 def _returned(function: ast.FunctionDef) -> Iterator[ast.expr]:
@@ -70,7 +70,7 @@ def _returned(function: ast.FunctionDef) -> Iterator[ast.expr]:
 
 
 def _is_check(function: ast.FunctionDef) -> bool:
-    """A validator that gives back what it got, and puts nothing in its place."""
+    """Whether `function` is a validator that returns its argument unchanged."""
     decorators = {ast.unparse(item).partition("(")[0] for item in function.decorator_list}
     names = {argument.arg for argument in function.args.args} - {"cls"}
     assigned = {node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
@@ -82,7 +82,7 @@ def _is_check(function: ast.FunctionDef) -> bool:
 
 
 def _defaults(node: ast.stmt) -> Iterator[str]:
-    """What of a field or constant is more than literals, settings and ranges."""
+    """Parts of a field or constant other than literals, settings and ranges."""
     value = getattr(node, "value", None)
     for part in ast.walk(value) if value is not None else ():
         if isinstance(part, (ast.Lambda, ast.ListComp, ast.DictComp, ast.SetComp, ast.GeneratorExp, ast.BinOp, ast.IfExp)):
@@ -91,11 +91,11 @@ def _defaults(node: ast.stmt) -> Iterator[str]:
             yield f"calls {ast.unparse(part.func)}"
 
 
-def faults(source: str, hands_on: frozenset[str] = frozenset()) -> list[str]:
-    """Line and name of what a file of settings defines beside fields, ranges and messages."""
+def faults(source: str, allowed: frozenset[str] = frozenset()) -> list[str]:
+    """Line and name of all that a settings file defines besides fields, ranges and messages."""
     found = []
     for node in ast.parse(source).body:
-        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and node.name not in hands_on:
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and node.name not in allowed:
             if not (isinstance(node.returns, ast.Constant) and node.returns.value is None) or any(_returned(node)):
                 found.append(f"{node.lineno}: {node.name}() returns a value")
         elif isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
@@ -111,11 +111,11 @@ def faults(source: str, hands_on: frozenset[str] = frozenset()) -> list[str]:
 
 
 @pytest.mark.parametrize("path", SETTINGS, ids=str)
-def test_settings_are_fields_ranges_and_messages(path: Path) -> None:
-    """Contract: DVC says up to date only if it is: what makes values of settings is code that some stage lists."""
+def test_settings_files_compute_no_values(path: Path) -> None:
+    """Contract: DVC says up to date only if it is: code that computes values from settings is listed by a stage."""
     assert exempt(path)
-    hands_on = frozenset(HANDS_ON if path == Path("stages/params.py") else ())
-    found = faults((ROOT / path).read_text(encoding="utf-8"), hands_on)
+    allowed = frozenset(RETURNS_PARAMS if path == Path("stages/params.py") else ())
+    found = faults((ROOT / path).read_text(encoding="utf-8"), allowed)
     assert not found, "\n".join(f"{path}:{fault}; {MOVE}" for fault in found)
 
 
@@ -137,7 +137,7 @@ def test_settings_are_fields_ranges_and_messages(path: Path) -> None:
         ("def judged() -> list[str]:\n    return []", "judged() returns a value"),
     ],
 )
-def test_the_check_sees_what_makes_values(line: str, says: str) -> None:
+def test_check_detects_computed_values(line: str, says: str) -> None:
     source = f"class Some(Section):\n    a: float = 0.5\n    c: Other = Other(b=[1])\n{line}\n"
     assert [fault.partition(": ")[2] for fault in faults(source)] == [says]
 
@@ -156,8 +156,8 @@ def _inner_sections(section: type[BaseModel], place: str = "") -> Iterator[tuple
             yield from _inner_sections(inner, f"{place}{name}.")
 
 
-def test_defaults_lie_in_listed_parts() -> None:
-    """Contract: an edit of a default re-runs what it changes, since the default holds where params.yaml lacks the key."""
+def test_defaults_are_in_listed_code() -> None:
+    """Contract: editing a default re-runs the stages it affects: it applies where params.yaml lacks the key."""
     found = dict(_inner_sections(Params))
     assert {"rl.reward.prs", "rl.critic.head", "annotate.selection"} <= found.keys()
     for place, section in found.items():
@@ -166,19 +166,23 @@ def test_defaults_lie_in_listed_parts() -> None:
             assert not exempt(path), f"{place}: the defaults of {section.__name__} apply, and {path} is exempt; {MOVE}"
 
 
-def test_listed_code_takes_no_values_from_exempt_code() -> None:
-    """Contract: parts of the pipeline import settings, checks and what runs a stage of exempt code, nothing that makes values."""
-    taken: dict[str, Path] = {}
+def test_listed_code_imports_no_values_from_exempt_code() -> None:
+    """Contract: of exempt code, stages import settings, checks and what runs a stage, nothing that computes values."""
+    imported: dict[str, Path] = {}
     for path in {path for stage in STAGES if stage != "report" for path in deps.code(stage)}:
         tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
         skipped = type_checking_lines(tree)
         for node in ast.walk(tree):
             source = module_path(node.module or "") if isinstance(node, ast.ImportFrom) else None
             if source and exempt(source) and source != Path("stages/__init__.py") and node.lineno not in skipped:
-                taken |= {f"{node.module}.{alias.name}": path for alias in node.names}
-    for name, path in sorted(taken.items()):
+                imported |= {f"{node.module}.{alias.name}": path for alias in node.names}
+    for name, path in sorted(imported.items()):
         module, _, attribute = name.rpartition(".")
         value = getattr(importlib.import_module(module), attribute)
         settings = module_path(module) in SETTINGS and isinstance(value, type) and issubclass(value, BaseModel)
-        assert settings or name in TAKEN, f"{path} imports {name}: {MOVE}; or say in TAKEN why no output depends on it"
-    assert TAKEN.keys() <= taken.keys(), f"nothing imports {sorted(TAKEN.keys() - taken.keys())}; remove it from TAKEN"
+        assert settings or name in ALLOWED_IMPORTS, (
+            f"{path} imports {name}: {MOVE}; or say in ALLOWED_IMPORTS why no output depends on it"
+        )
+    assert ALLOWED_IMPORTS.keys() <= imported.keys(), (
+        f"nothing imports {sorted(ALLOWED_IMPORTS.keys() - imported.keys())}; remove it from ALLOWED_IMPORTS"
+    )

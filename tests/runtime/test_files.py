@@ -1,4 +1,4 @@
-"""Files and folders are there whole or not at all, and all of stages/ and flows/ writes them that way."""
+"""Files and folders are written atomically, everywhere in stages/ and flows/."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ WRITERS = frozenset(
 )
 """Names of functions and methods that write a file."""
 COPIERS = frozenset(("copy", "move", "save", "dump", "write_table"))
-"""Those of WRITERS that are one only as a function of these modules; elsewhere the name means other things."""
+"""Those of WRITERS that count only as functions of MODULES; elsewhere the name means other things."""
 MODULES = frozenset(("shutil", "torch", "np", "numpy", "json", "pickle", "pq", "yaml_io"))
 ATOMIC = ("atomic_file", "atomic_files", "atomic_folder")
 EXEMPT = {
-    "flows/auth.py auth_string": "made under a lock, with its mode from the first byte",
+    "flows/auth.py auth_string": "created under a lock, with its mode from the start",
     "flows/overrides.py _check": "a scratch folder",
     "flows/overrides.py check_overrides": "a scratch folder",
-    "flows/serve.py start": "the log of a process: nothing reads it but people",
-    "stages/runtime/workspace.py copy_of": "a whole checkout that gets its name when it is complete",
-    "stages/runtime/workspace.py _link": "a copy of the checkout, made again wherever something is missing",
+    "flows/serve.py start": "a process's log, read by people only",
+    "stages/runtime/workspace.py copy_of": "a checkout that is renamed into place when complete",
+    "stages/runtime/workspace.py _link": "a copy of the checkout, completed if something is missing",
     "stages/runtime/workspace.py update_code": "a copy of the checkout, compared with it before each use",
-    "stages/runtime/workspace.py link_tree": "a copy of the checkout, made again wherever something is missing",
-    "stages/designs/evaluations.py fill_workspace": "a copy of the checkout, made again wherever something is missing",
-    "stages/reporting/style.py to_svg": "a picture in memory",
+    "stages/runtime/workspace.py link_tree": "a copy of the checkout, completed if something is missing",
+    "stages/designs/evaluations.py fill_workspace": "a copy of the checkout, completed if something is missing",
+    "stages/reporting/style.py to_svg": "a figure in memory",
     "stages/sandbox/probe.py breaches": "bait for a program in the sandbox, in a folder that is removed",
-    "stages/tracking/spool.py end_killed": "adds the end of a line to a file of lines",
+    "stages/tracking/spool.py end_killed": "appends a line end to a file of lines",
     "stages/tracking/__init__.py register_model": "a scratch folder, copied by _keep",
 }
-"""`file function` -> why what is written there need not be whole."""
+"""`file function` -> why its writes need not be atomic."""
 
 
 def interrupted(block: AbstractContextManager[Path], write: Callable[[Path], object]) -> None:
-    """`write` into `block`, and then something fails."""
+    """Call `write` inside `block`, then fail."""
 
     def run() -> None:
         with block as partial:
@@ -58,7 +58,7 @@ def interrupted(block: AbstractContextManager[Path], write: Callable[[Path], obj
         run()
 
 
-def test_the_new_content_or_the_old(tmp_path: Path) -> None:
+def test_interrupted_write_keeps_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "new folder" / "report.json"
     atomic_text(path, "one\n")
     assert path.read_bytes() == b"one\n"
@@ -69,7 +69,7 @@ def test_the_new_content_or_the_old(tmp_path: Path) -> None:
     assert [item.name for item in path.parent.iterdir()] == ["report.json"]
 
 
-def test_a_folder_takes_the_place_of_another_whole(tmp_path: Path) -> None:
+def test_folder_is_replaced_atomically(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     for name in ("config.json", "weights/part"):
         with atomic_folder(folder) as partial:
@@ -82,7 +82,7 @@ def test_a_folder_takes_the_place_of_another_whole(tmp_path: Path) -> None:
     assert [item.name for item in tmp_path.iterdir()] == ["model"]
 
 
-def test_files_take_their_places_beside_others(tmp_path: Path) -> None:
+def test_several_files_are_replaced_and_others_kept(tmp_path: Path) -> None:
     atomic_text(tmp_path / "dvc.yaml", "kept")
     atomic_text(tmp_path / "model", "old")
     with atomic_files(tmp_path) as partial:
@@ -99,8 +99,8 @@ def test_files_take_their_places_beside_others(tmp_path: Path) -> None:
     assert not (tmp_path / ".partial").exists()
 
 
-def test_what_a_killed_process_left_is_in_nobodys_way(tmp_path: Path) -> None:
-    """Killed between two renames or in the middle of writing: the next write goes through, and leaves nothing behind."""
+def test_leftovers_of_a_killed_process_do_not_block_writes(tmp_path: Path) -> None:
+    """After a kill between two renames or during a write, the next write succeeds and removes what was left."""
     for name in ("a.partial", "b.old.partial"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "left").write_text("")
@@ -111,7 +111,7 @@ def test_what_a_killed_process_left_is_in_nobodys_way(tmp_path: Path) -> None:
     assert sorted(item.name for item in tmp_path.rglob("*")) == ["a", "b", "whole"]
 
 
-def test_bytes_are_on_the_disk_before_they_have_their_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_is_flushed_before_the_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A power cut after the rename must not leave a file of zeros: the file is flushed first, then the folder's new entry."""
     done: list[str] = []
     fsync, rename = os.fsync, os.replace
@@ -141,13 +141,13 @@ KILLED = """
 import os, signal, sys
 from stages.runtime.files import atomic_file
 with atomic_file(sys.argv[1]) as partial, partial.open("w") as handle:
-    handle.write("new, and not whole")
+    handle.write("new, incomplete")
     handle.flush()
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_process_killed_while_it_writes_leaves_the_old_file(tmp_path: Path) -> None:
+def test_kill_during_write_keeps_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "params.yaml"
     path.write_text("old")
     done = subprocess.run([sys.executable, "-c", KILLED, str(path)], cwd=ROOT, check=False)
@@ -156,7 +156,7 @@ def test_a_process_killed_while_it_writes_leaves_the_old_file(tmp_path: Path) ->
 
 
 def functions(tree: ast.Module) -> Iterator[tuple[str, ast.AST, list[ast.AST]]]:
-    """(function, node, nodes around it) of all nodes."""
+    """(function, node, enclosing nodes) of all nodes."""
 
     def walk(node: ast.AST, name: str, around: list[ast.AST]) -> Iterator[tuple[str, ast.AST, list[ast.AST]]]:
         yield name, node, around
@@ -178,7 +178,7 @@ def root_name(node: ast.AST) -> str:
 
 
 def opened_to_write(call: ast.Call) -> bool:
-    """`open(path, "w")`, `path.open(mode="r+b")`; adding to a file's end tears nothing."""
+    """`open(path, "w")`, `path.open(mode="r+b")`; appending does not count."""
     given = [*call.args, *(key.value for key in call.keywords)]
     modes = [set(item.value) for item in given if isinstance(item, ast.Constant) and isinstance(item.value, str)]
     return any(mode <= set("rwxab+t") and (mode & set("wx") or {"r", "+"} <= mode) for mode in modes)
@@ -194,15 +194,15 @@ def writes(call: ast.Call) -> bool:
 
 
 def guarded(call: ast.Call, around: list[ast.AST]) -> bool:
-    """Whether the call stands in a block of stages/runtime/files.py, or writes to what a caller got from one."""
+    """Whether the call is inside an atomic block of stages/runtime/files.py, or writes to a path that a caller got from one."""
     blocks = [item.context_expr for node in around if isinstance(node, ast.With) for item in node.items]
     if any(isinstance(block, ast.Call) and root_name(block) in ATOMIC for block in blocks):
         return True
     return "partial" in {root_name(item) for item in [call.func, *call.args]}
 
 
-def test_nothing_is_written_in_place() -> None:
-    """A reader, or a run after a power cut, must find a whole file: writes go through stages/runtime/files.py.
+def test_no_file_is_written_in_place() -> None:
+    """A reader, or a run after a power cut, must find complete files: writes go through stages/runtime/files.py.
 
     A function that is given the path inside one of its blocks calls it `partial`.
     """
@@ -233,6 +233,6 @@ def test_nothing_is_written_in_place() -> None:
         "pq.write_table(table, path)",
     ],
 )
-def test_what_counts_as_writing_in_place(line: str) -> None:
+def test_check_detects_writes_in_place(line: str) -> None:
     (call,) = [(node, around) for _, node, around in functions(ast.parse(line)) if isinstance(node, ast.Call) and writes(node)]
     assert not guarded(*call)

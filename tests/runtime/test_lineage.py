@@ -1,4 +1,4 @@
-"""Hashes are DVC's own, and dvc.lock tells what a stage came after."""
+"""Hashes equal DVC's, and dvc.lock gives a stage's upstream stages."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def titles(root: Path, dependencies: list[str], domains: tuple[str, ...] = ("a",
     return [stage.title for stage in came_before(locked_stages(root, domains), dependencies)]
 
 
-def test_what_a_stage_came_after_follows_paths_through_folders(tmp_path: Path) -> None:
-    """A stage comes after all whose outputs its dependencies lie in or hold; domains that are no longer listed do not count."""
+def test_upstream_stages_are_found_through_folders(tmp_path: Path) -> None:
+    """Upstream are the stages whose outputs contain a dependency or lie in one; domains no longer listed do not count."""
     (tmp_path / "dvc.lock").write_text(LOCK)
     assert titles(tmp_path, ["raw"]) == []
     assert titles(tmp_path, ["data/models/sft/config.json"]) == ["curate@a", "curate@b", "sft"]
@@ -37,14 +37,14 @@ def test_what_a_stage_came_after_follows_paths_through_folders(tmp_path: Path) -
     assert (stage.name, stage.domain, stage.outputs) == ("rl", "a", {"data/models/rl/a": "6"})
 
 
-def test_without_a_readable_lock_nothing_is_known(tmp_path: Path) -> None:
+def test_missing_or_unreadable_lock_gives_no_stages(tmp_path: Path) -> None:
     assert locked_stages(tmp_path, ["a"]) == {}
     (tmp_path / "dvc.lock").write_text("stages: {curate")
     assert locked_stages(tmp_path, ["a"]) == {}
 
 
-def test_hashes_are_those_of_dvc(tmp_path: Path) -> None:
-    """A hash in MLflow is the name of the same bytes in dvc.lock, in DVC's cache and on a remote."""
+def test_hashes_equal_those_of_dvc(tmp_path: Path) -> None:
+    """A hash in MLflow identifies the same bytes in dvc.lock, in DVC's cache and on a remote."""
     folder = tmp_path / "model"
     (folder / "deep" / "__pycache__").mkdir(parents=True)
     for name in ("b.txt", "a b.txt", "é.bin", "deep/c.txt", "deep.txt"):
@@ -60,7 +60,7 @@ def test_hashes_are_those_of_dvc(tmp_path: Path) -> None:
         assert dvc_hash(tmp_path / name) == entry["md5"], name
 
 
-def test_a_file_that_changes_is_hashed_again(tmp_path: Path) -> None:
+def test_changed_file_is_hashed_again(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_text("one")
     first = dvc_hash(path)

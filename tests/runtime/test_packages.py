@@ -1,4 +1,4 @@
-"""A change in somebody else's package, be it an environment or an RL method, re-runs the stages that use it, and no others."""
+"""A change in an outside package (an environment or an RL method) re-runs the stages that use it, and no others."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def git(project: Path, *arguments: str) -> None:
 
 
 def dvc(project: Path, site: Path, *arguments: str) -> list[str]:
-    """The stages that a DVC command ran, those that look at packages aside."""
+    """The stages that a DVC command ran, except those of data/packages."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("DVC_", "LIFECYCLE_"))}
     path = f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', '')}"
     environment = {**kept, "PATH": path, "PYTHONPATH": python_path(site, ROOT)}
@@ -82,8 +82,8 @@ def dvc(project: Path, site: Path, *arguments: str) -> list[str]:
     return RAN.findall(done.stdout)
 
 
-def test_an_edit_of_an_outside_package_reruns_what_uses_it(project: Path, site: Path) -> None:
-    """Contract: plain `dvc repro` sees an edit in place of an editable install, of its data and of what it requires too."""
+def test_editing_an_outside_package_reruns_stages_that_use_it(project: Path, site: Path) -> None:
+    """Contract: plain `dvc repro` detects edits of an editable install, of its data and of its requirements."""
     everything = ["play@maze", "learn@maze", "play@search", "learn@search"]
     assert sorted(dvc(project, site, "repro")) == sorted(everything)
     (site / "maze-game/maze_game/__init__.py").write_text("SIZE = 4\n")
@@ -98,8 +98,8 @@ def test_an_edit_of_an_outside_package_reruns_what_uses_it(project: Path, site: 
     assert yaml.safe_load((project / "dvc.lock").read_text())["stages"].keys() == set(everything)
 
 
-def test_the_default_run_uses_no_package_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Contract: what is shipped comes to the same bytes on every machine, so that no stage runs for it."""
+def test_default_run_uses_no_outside_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: without outside packages the files are the same bytes on every machine, so that no stage re-runs."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "params.yaml").write_text((ROOT / "params.yaml").read_text())
     domains = yaml.safe_load((ROOT / "params.yaml").read_text())["domains"]
@@ -112,12 +112,12 @@ def test_the_default_run_uses_no_package_of_others(tmp_path: Path, monkeypatch: 
             assert path.read_text() == "[]\n"
             before = path.stat().st_mtime_ns
             assert packages.main() == 0
-            assert path.stat().st_mtime_ns == before, "a file that says the same is not written again"
+            assert path.stat().st_mtime_ns == before, "an unchanged file is not rewritten"
         assert {out["md5"] for out in locked[f"packages@{domain}"]["outs"]} == {packages.dvc_hash(path)}
 
 
 def installed(folder: Path, direct_url: object = None, record: bool = True) -> Distribution:
-    """A distribution as an installer leaves it in a folder of the module path."""
+    """A distribution as installed in a folder of sys.path."""
     info = folder / "guess_game-0.2.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: Guess.Game\nVersion: 0.2\n")
@@ -131,19 +131,21 @@ def installed(folder: Path, direct_url: object = None, record: bool = True) -> D
     return Distribution.at(info)
 
 
-def test_a_package_from_an_index_is_known_by_its_version(tmp_path: Path) -> None:
+def test_package_from_an_index_is_identified_by_version(tmp_path: Path) -> None:
     assert packages.described(installed(tmp_path)) == {"package": "guess-game", "version": "0.2"}
 
 
-def test_a_package_from_a_commit_or_an_archive_is_known_by_that(tmp_path: Path) -> None:
+def test_package_from_a_commit_is_identified_by_commit(tmp_path: Path) -> None:
     commit = {"vcs": "git", "commit_id": "0123abc"}
-    told = packages.described(installed(tmp_path, {"url": "https://example.org/guess.git", "vcs_info": commit}))
-    assert told == {"package": "guess-game", "version": "0.2", "vcs_info": commit}
+    found = packages.described(installed(tmp_path, {"url": "https://example.org/guess.git", "vcs_info": commit}))
+    assert found == {"package": "guess-game", "version": "0.2", "vcs_info": commit}
 
 
 @pytest.mark.parametrize("how", [{"direct_url": {"url": "file:///guess", "dir_info": {}}}, {"record": False}])
-def test_other_packages_are_known_by_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: dict[str, object]) -> None:
-    """Contract: the hash covers every file of the package but bytecode, and no path of this machine."""
+def test_other_packages_are_identified_by_their_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: dict[str, object]
+) -> None:
+    """Contract: the hash covers every file of the package except bytecode, and no local path."""
     monkeypatch.syspath_prepend(str(tmp_path))
     dist = installed(tmp_path, **how)  # type: ignore[arg-type]
     first = packages.described(dist)
@@ -157,8 +159,8 @@ def test_other_packages_are_known_by_their_files(tmp_path: Path, monkeypatch: py
     assert "guess_game" not in sys.modules
 
 
-def test_what_is_not_installed_here_stays_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    """Contract: a machine without the package looks at results that were made with it, and runs nothing."""
+def test_entry_of_a_package_not_installed_here_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    """Contract: on a machine without the package, results made with it stay up to date."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "params.yaml").write_text("domains: [nowhere]\nper_domain: {nowhere: {}}\n")
     known = tmp_path / packages.FOLDER / "environments/nowhere.json"

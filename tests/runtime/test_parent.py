@@ -1,4 +1,4 @@
-"""Processes end with those that started them."""
+"""Processes end when their parent does."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ STAGE = (
 STARTER = "import subprocess, sys; subprocess.run(sys.argv[1:])"
 
 
-def lives(process: Path) -> bool:
-    """Whether a folder of /proc is that of a process which has not ended; it may go while it is read."""
+def alive(process: Path) -> bool:
+    """Whether the process of a /proc folder is running; the folder may vanish while it is read."""
     try:
         return "(zombie)" not in (process / "status").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -31,9 +31,9 @@ def lives(process: Path) -> bool:
 @pytest.mark.parametrize(
     ("shell", "dvc"),
     [([], False), ([], True), (["sh", "-c", '"$0" "$@"; exit $?'], True)],
-    ids=["by hand", "by DVC", "by DVC in a shell that stays"],
+    ids=["by hand", "by DVC", "by DVC in a shell"],
 )
-def test_a_stage_ends_with_what_started_it(shell: list[str], dvc: bool) -> None:
+def test_stage_ends_with_its_parent(shell: list[str], dvc: bool) -> None:
     environment = {"PYTHONPATH": str(ROOT), **({"DVC_STAGE": "rl"} if dvc else {})}
     command = [sys.executable, "-c", STARTER, *shell, sys.executable, "-c", STAGE]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as starter:
@@ -43,13 +43,13 @@ def test_a_stage_ends_with_what_started_it(shell: list[str], dvc: bool) -> None:
         starter.send_signal(signal.SIGKILL)
         starter.wait()
         deadline = time.monotonic() + 10
-        while lives(stage):
-            assert time.monotonic() < deadline, "the stage outlived the one that had started it"
+        while alive(stage):
+            assert time.monotonic() < deadline, "the stage outlived its parent"
             time.sleep(0.01)
 
 
-def test_a_stage_in_a_users_shell_outlives_what_started_the_shell() -> None:
-    """`nohup bash run.sh` after a logout: only DVC's own shell is seen through."""
+def test_stage_in_a_user_shell_outlives_the_shells_parent() -> None:
+    """`nohup bash run.sh` continues after a logout: only shells that DVC starts are looked through."""
     command = [sys.executable, "-c", STARTER, "sh", "-c", '"$0" "$@"; exit $?', sys.executable, "-c", STAGE]
     with subprocess.Popen(command, env={"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True) as starter:
         assert starter.stdout is not None
@@ -57,5 +57,5 @@ def test_a_stage_in_a_users_shell_outlives_what_started_the_shell() -> None:
         starter.send_signal(signal.SIGKILL)
         starter.wait()
         time.sleep(0.3)
-        assert lives(Path("/proc") / str(stage))
+        assert alive(Path("/proc") / str(stage))
         subprocess.run(["kill", str(stage)], check=True)

@@ -1,4 +1,4 @@
-"""Progress on a terminal and off it: counts, rate and time left, with and without work restored from a checkpoint."""
+"""Progress as a bar, as lines and in a file: counts, rate and time left, with and without work restored from a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from stages.runtime.progress import progress
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Seconds as the module sees them; a list of one number to write to."""
+    """The module's clock: a list of one number, in seconds."""
     now = [100.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     return now
 
 
-def test_plain_lines_come_every_few_seconds_and_at_the_end(clock, capsys):
+def test_lines_are_printed_every_few_seconds_and_at_the_end(clock, capsys):
     with progress("sft: training", 40) as bar:
         for _ in range(40):
             clock[0] += 1.0
@@ -30,7 +30,7 @@ def test_plain_lines_come_every_few_seconds_and_at_the_end(clock, capsys):
     assert lines[-1].startswith("sft: training 40/40 steps")
 
 
-def test_work_from_a_checkpoint_is_done_but_not_in_the_rate(clock, capsys):
+def test_restored_work_counts_as_done_but_not_in_the_rate(clock, capsys):
     with progress("rl@search: training", 40) as bar:
         bar.restore(20)
         for _ in range(10):
@@ -39,13 +39,13 @@ def test_work_from_a_checkpoint_is_done_but_not_in_the_rate(clock, capsys):
     assert capsys.readouterr().out.splitlines()[-1] == "rl@search: training 30/40 steps, 0.5 steps/s, 20 s left"
 
 
-def test_all_of_it_from_a_checkpoint(capsys):
+def test_fully_restored_work_prints_one_line(capsys):
     with progress("evaluate: playing", 3, "episode") as bar:
         bar.restore(3)
     assert capsys.readouterr().out == "evaluate: playing 3/3 episodes; from a checkpoint\n"
 
 
-def test_a_terminal_gets_a_bar(monkeypatch, capsys):
+def test_terminal_shows_a_bar(monkeypatch, capsys):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     with progress("annotate: growing", 4, "tree") as bar:
         bar.restore(2)
@@ -55,8 +55,8 @@ def test_a_terminal_gets_a_bar(monkeypatch, capsys):
     assert "9 nodes" in bar.bar.tasks[0].fields["note"]
 
 
-def test_who_watches_from_outside_reads_a_file_while_the_work_lasts(clock, tmp_path):
-    """The Prefect flow shows a bar of what another process does; a second's work is written once, and nothing is left behind."""
+def test_progress_file_is_updated_and_removed_at_the_end(clock, tmp_path):
+    """The Prefect flow reads this file of another process; it is written at most once a second."""
     file = tmp_path / "progress" / "rl@search.json"
     with progress("rl@search: training", 40, file=file) as bar:
         assert json.loads(file.read_text()) == {"label": "rl@search: training", "done": 0, "total": 40, "unit": "step"}
@@ -68,7 +68,7 @@ def test_who_watches_from_outside_reads_a_file_while_the_work_lasts(clock, tmp_p
     assert not list(file.parent.iterdir())
 
 
-def test_a_file_that_cannot_be_written_stops_nothing(tmp_path):
+def test_unwritable_progress_file_is_not_fatal(tmp_path):
     (tmp_path / "progress").write_text("a file, where the folder should be")
     with progress("sft: training", 2, file=tmp_path / "progress" / "sft.json") as bar:
         bar.advance(2)

@@ -1,4 +1,4 @@
-"""Where time goes: spans of one process, its threads and its forks."""
+"""FakeClock spans of a process, its threads and its forks."""
 
 from __future__ import annotations
 
@@ -17,48 +17,48 @@ from stages.runtime.speed import PARTS, duration, part_seconds, row, speed, tabl
 from stages.runtime.team import started
 
 
-class Time:
+class FakeClock:
     now = 100.0
 
-    def pass_(self, seconds: float) -> None:
+    def advance(self, seconds: float) -> None:
         self.now += seconds
 
 
 @pytest.fixture
-def at(monkeypatch: pytest.MonkeyPatch) -> Iterator[Time]:
-    at = Time()
-    monkeypatch.setattr(time, "perf_counter", lambda: at.now)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeClock]:
+    clock = FakeClock()
+    monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
     spans.restart()
-    yield at
+    yield clock
     monkeypatch.undo()
     spans.restart()
 
 
-def test_every_second_is_charged_once_to_the_innermost_span(at: Time) -> None:
-    """What comes before the first span is `start`, what no span covers afterwards is `other`."""
+def test_every_second_is_charged_once_to_the_innermost_span(clock: FakeClock) -> None:
+    """Time before the first span is `start`, later time outside spans is `other`."""
 
     def fail() -> None:
-        at.pass_(8)
+        clock.advance(8)
         raise ValueError("broken")
 
     spans.restart(uptime=3)
-    at.pass_(2)
+    clock.advance(2)
     with spans.span("training"):
-        at.pass_(1)
+        clock.advance(1)
         with spans.span("waiting"):
-            at.pass_(4)
+            clock.advance(4)
         with pytest.raises(ValueError, match="broken"), spans.span("training.forward"):
             fail()
-        at.pass_(16)
-    at.pass_(32)
+        clock.advance(16)
+    clock.advance(32)
     expected = {"start": 5, "training": 17, "waiting": 4, "training.forward": 8, "other": 32}
     assert {name: seconds for name, seconds in spans.totals().seconds.items() if seconds} == expected
 
 
-def test_a_decorated_function_can_call_itself(at: Time) -> None:
+def test_decorated_function_can_call_itself(clock: FakeClock) -> None:
     @spans.span("engine")
     def work(depth: int) -> None:
-        at.pass_(1)
+        clock.advance(1)
         if depth:
             work(depth - 1)
 
@@ -66,11 +66,11 @@ def test_a_decorated_function_can_call_itself(at: Time) -> None:
     assert spans.totals().seconds["engine"] == 4
 
 
-def test_other_threads_do_not_change_the_main_thread_s_times(at: Time) -> None:
+def test_other_threads_do_not_change_main_thread_times(clock: FakeClock) -> None:
     @spans.span("environment")
     def step() -> None:
         spans.count("environment_steps")
-        at.pass_(2)
+        clock.advance(2)
 
     with ThreadPoolExecutor(1) as pool, spans.span("engine"):
         pool.submit(step).result()
@@ -79,10 +79,10 @@ def test_other_threads_do_not_change_the_main_thread_s_times(at: Time) -> None:
     assert found.counts["environment_steps"] == 1
 
 
-def test_waiting_for_a_pool_that_does_the_work_is_not_counted(at: Time) -> None:
+def test_waiting_for_a_pool_is_not_counted(clock: FakeClock) -> None:
     def arriving() -> Iterator[tuple[str, spans.Totals]]:
         for name in "ab":
-            at.pass_(50)
+            clock.advance(50)
             done = spans.Totals()
             done.seconds["engine"] = 7
             yield name, done
@@ -93,7 +93,7 @@ def test_waiting_for_a_pool_that_does_the_work_is_not_counted(at: Time) -> None:
     assert sum(found.seconds.values()) == 14
 
 
-def test_forks_count_from_zero_and_are_added() -> None:
+def test_forks_count_from_zero_and_are_summed() -> None:
     spans.restart(uptime=1000)
     spans.count("sampled_tokens", 5)
     with started(2) as team:
@@ -109,7 +109,7 @@ def test_forks_count_from_zero_and_are_added() -> None:
     spans.restart()
 
 
-def test_forks_find_libraries_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_libraries_are_imported_before_forking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "slow_to_import.py").write_text("import os\nIMPORTED_BY = os.getpid()\n")
     monkeypatch.syspath_prepend(tmp_path)
     with started(3, ["slow_to_import"]) as team:
@@ -149,7 +149,7 @@ COST = Cost(
 )
 
 
-def test_figures_of_speed() -> None:
+def test_speed_metrics_of_a_cost() -> None:
     found = speed(COST)
     assert found["cpu_use"] == 0.75
     assert found["share/training"] == 0.25
@@ -163,7 +163,7 @@ def test_figures_of_speed() -> None:
     assert speed(Cost("a")) == {}
 
 
-def test_the_table_lists_finished_stages_in_their_order(tmp_path: Path) -> None:
+def test_table_lists_finished_stages_in_pipeline_order(tmp_path: Path) -> None:
     assert table(tmp_path) == ""
     for title in ("rl@search", "curate@search"):
         with measured(tmp_path, title, "a"):
@@ -176,5 +176,5 @@ def test_the_table_lists_finished_stages_in_their_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.44, "0.4 s"), (41.2, "41 s"), (200, "3 min 20 s"), (7500, "2 h 05 min")])
-def test_durations_are_written_for_people(seconds: float, text: str) -> None:
+def test_durations_are_formatted_for_readers(seconds: float, text: str) -> None:
     assert duration(seconds) == text

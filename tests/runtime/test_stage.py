@@ -1,4 +1,4 @@
-"""What every stage starts with: an exit code that says whether trying again can help, and the GPU to itself."""
+"""Running a stage: exit codes that say whether retrying can help, costs, help texts and exclusive GPUs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def raising(error: Exception) -> Callable[[StageContext], None]:
         (FileNotFoundError("data/curated/search"), BAD_PARAMETERS),
     ],
 )
-def test_the_exit_code_says_whether_trying_again_can_help(project: Path, error: Exception, code: int) -> None:
+def test_exit_code_says_whether_retrying_can_help(project: Path, error: Exception, code: int) -> None:
     assert stage_run("sft", raising(error), params, open_tracker) == code
 
 
@@ -63,7 +63,7 @@ def test_the_exit_code_says_whether_trying_again_can_help(project: Path, error: 
 @pytest.mark.parametrize(
     ("error", "code"), [(OSError(28, "full"), FAILED), (ValueError("bad"), BAD_PARAMETERS), (KeyError("gone"), 1)]
 )
-def test_the_exit_code_is_the_same_whichever_process_fails(
+def test_exit_code_is_independent_of_which_process_fails(
     project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], failing: int, error: Exception, code: int
 ) -> None:
     """Contract: forks take chunks as they become free, so timing alone decides in which one an error appears. Only the first
@@ -97,8 +97,8 @@ def test_the_exit_code_is_the_same_whichever_process_fails(
 
 
 @pytest.mark.parametrize("forked", [False, True])
-def test_a_stage_logs_its_speed(project: Path, monkeypatch: pytest.MonkeyPatch, forked: bool) -> None:
-    """Contract: speed/... are metrics of the run; the processes that share a stage's work add up."""
+def test_stage_logs_its_speed(project: Path, monkeypatch: pytest.MonkeyPatch, forked: bool) -> None:
+    """Contract: speed/... are metrics of the run, summed over the processes that share a stage's work."""
     logged: dict[str, float] = {}
 
     class Recording(Tracker):
@@ -123,22 +123,22 @@ def test_a_stage_logs_its_speed(project: Path, monkeypatch: pytest.MonkeyPatch, 
     assert 0 < logged["speed/share/engine"] < 1
 
 
-def test_a_bad_params_file_is_not_worth_trying_again(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_params_file_gives_its_own_exit_code(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (project / "params.yaml").write_text("domains: [search]\nper_domain: {search: {}}\nrl: {step: 3}\n")
     assert stage_run("sft", raising(AssertionError("must not run")), params, open_tracker) == BAD_PARAMETERS
     assert "Did you mean 'steps'?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["curate", "sft", "report"])
-def test_a_model_that_is_not_served_stops_the_first_stage(project: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
-    """Contract: no stage runs, and nothing is trained, with a model that rl could not play."""
+def test_unsupported_model_stops_every_stage(project: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    """Contract: no stage runs with a model that rl could not use."""
     (project / "params.yaml").write_text("domains: [search]\nper_domain: {search: {}}\nmodel: {path: bloom}\n")
     (project / "bloom").mkdir()
     (project / "bloom/config.json").write_text('{"model_type": "bloom", "architectures": ["BloomForCausalLM"]}')
     assert stage_run(name, raising(AssertionError("must not run")), params, open_tracker) == BAD_PARAMETERS
-    told = capsys.readouterr().err
-    assert "params.yaml: model.path:" in told
-    assert "does not support BloomForCausalLM" in told
+    message = capsys.readouterr().err
+    assert "params.yaml: model.path:" in message
+    assert "does not support BloomForCausalLM" in message
 
 
 COMMANDS = [
@@ -163,15 +163,15 @@ ASK_FOR_HELP = """
 import contextlib, io, runpy, sys
 
 for name in sys.argv[1:]:
-    sys.argv, said = [name, "--help"], io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+    sys.argv, output = [name, "--help"], io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
         runpy.run_module(f"stages.{name}", run_name="__main__", alter_sys=True)
-    print(name, "usage:" in said.getvalue(), *sys.modules)
+    print(name, "usage:" in output.getvalue(), *sys.modules)
 """
 
 
-def test_asking_for_help_imports_nothing_heavy() -> None:
-    """One process asks all commands in turn: the first that has a heavy module in its line is the one that imports it."""
+def test_help_imports_no_heavy_modules() -> None:
+    """One process runs all commands in turn, so the first one listed with a heavy module is the one that imports it."""
     command = [sys.executable, "-W", "ignore", "-c", ASK_FOR_HELP, *COMMANDS]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     lines = [line.split() for line in done.stdout.splitlines()]
@@ -206,8 +206,8 @@ def holder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     process.wait()
 
 
-def test_a_gpu_is_one_stages_at_a_time(holder: subprocess.Popen, capsys: pytest.CaptureFixture[str]) -> None:
-    """However stages are started (Prefect, dvc repro, in another checkout), one GPU carries one; a killed one lets go."""
+def test_gpu_runs_one_stage_at_a_time(holder: subprocess.Popen, capsys: pytest.CaptureFixture[str]) -> None:
+    """However stages are started (Prefect, dvc repro, in another checkout), a GPU runs one; a killed stage releases it."""
     with own_gpu("cuda:1", "sft"):  # another GPU is free
         pass
     assert capsys.readouterr().out == ""
@@ -218,7 +218,7 @@ def test_a_gpu_is_one_stages_at_a_time(holder: subprocess.Popen, capsys: pytest.
     assert capsys.readouterr().out.startswith("sft: GPU 0 is in use by another stage; waiting until it is free (")
 
 
-def test_the_lock_is_on_the_device_not_on_its_number(
+def test_gpu_lock_is_on_the_physical_device(
     holder: subprocess.Popen, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,0")
@@ -230,27 +230,26 @@ def test_the_lock_is_on_the_device_not_on_its_number(
     assert capsys.readouterr().out == ""
 
 
-def held(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def lock_gpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     with own_gpu("cuda:0", "sft"):
         pass
 
 
-def test_the_locks_of_gpus_are_in_a_folder_of_the_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Contract: nobody else can name, hold or replace a lock, in a folder that all users write to."""
+def test_gpu_locks_are_in_a_private_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: nobody else can create, hold or replace a lock, although all users may write to TMPDIR."""
     tmp_path.chmod(0o1777)
-    held(tmp_path, monkeypatch)
+    lock_gpu(tmp_path, monkeypatch)
     (folder,) = tmp_path.iterdir()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert [path.name for path in folder.iterdir()] == ["gpu-0.lock"]
-    held(tmp_path, monkeypatch)
+    lock_gpu(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("trap", ["link", "file", "open", "owner"])
-def test_a_folder_that_others_have_laid_out_is_refused(trap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Contract: what another user puts in the place of the folder is neither followed nor trusted, and the message says what to
-    do."""
+def test_lock_folder_prepared_by_another_user_is_rejected(trap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: what another user puts in the folder's place is neither followed nor trusted; the message says what to do."""
     user = os.getuid() + (trap == "owner")
     monkeypatch.setattr(os, "getuid", lambda: user)
     victim, name = tmp_path / "victim", tmp_path / f"bellwether-{user}"
@@ -263,21 +262,21 @@ def test_a_folder_that_others_have_laid_out_is_refused(trap: str, tmp_path: Path
         name.mkdir()
         name.chmod(0o777 if trap == "open" else 0o700)
     with pytest.raises(PermissionError, match=r"is not a private folder of yours .*; remove it, or set TMPDIR"):
-        held(tmp_path, monkeypatch)
+        lock_gpu(tmp_path, monkeypatch)
     assert not list(victim.iterdir())
 
 
-def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    held(tmp_path, monkeypatch)
+def test_symlinked_lock_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock_gpu(tmp_path, monkeypatch)
     lock = tmp_path / f"bellwether-{os.getuid()}" / "gpu-0.lock"
     lock.unlink()
     lock.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="symbolic links"):
-        held(tmp_path, monkeypatch)
+        lock_gpu(tmp_path, monkeypatch)
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_stages_on_a_gpu_are_those_that_depend_on_the_device() -> None:
+def test_gpu_stages_are_those_that_depend_on_the_device() -> None:
     values = {"domains": ["search"], "per_domain": {"search": {}}}
     on_gpu = parse_params({**values, "resources": {"device": "cuda"}})
     names = ("curate", "sft", "rollout", "annotate", "rl", "merge", "evaluate", "report")

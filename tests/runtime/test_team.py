@@ -9,7 +9,7 @@ from itertools import chain
 from stages.runtime.team import started
 
 
-def test_items_go_to_the_process_that_is_free() -> None:
+def test_items_go_to_the_next_free_process() -> None:
     """Contract: each item is taken once, in order, and a slow process takes fewer than its equal share."""
     with started(3) as team:
         own = []

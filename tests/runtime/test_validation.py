@@ -1,4 +1,4 @@
-"""Settings mean what they say: numbers that can be computed with, text that can be written, messages that can be read."""
+"""Checks of settings: finite and bounded numbers, text that can be encoded, readable messages."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from stages.records.sections import deep_merge
 from stages.runtime.validation import brief, shortened
 
 MINIMAL: dict[str, Any] = {"domains": ["search"], "per_domain": {"search": {}}}
-HALF = "a\ud800"
+LONE_SURROGATE = "a\ud800"
 
 
-def complaint(**changes: Any) -> str:
+def error_of(**changes: Any) -> str:
     with pytest.raises(ParamsError) as error:
         parse_params(deep_merge(MINIMAL, changes))
     return str(error.value)
@@ -30,13 +30,13 @@ def complaint(**changes: Any) -> str:
         ({"sft": {"learning_rate": float("inf")}}, "'sft.learning_rate' holds inf; give a finite number"),
         ({"merge": {"weights": {"search": float("inf")}}}, "'merge.weights' holds inf; give a finite number"),
         ({"merge": {"lam": float("nan")}}, "'merge.lam' holds nan"),
-        ({"evaluate": {"scaffold": {"note": HALF}}}, r"'evaluate.scaffold.note' holds 'a\ud800', which has half"),
+        ({"evaluate": {"scaffold": {"note": LONE_SURROGATE}}}, r"'evaluate.scaffold.note' holds 'a\ud800', which has half"),
         ({"rl": {"settings": True}}, "'rl.settings' must be a mapping of the algorithm's own keys"),
     ],
 )
-def test_values_without_a_meaning_are_refused(changes: dict[str, Any], words: str) -> None:
-    """Contract: what no tensor, table or file can hold is refused where it stands."""
-    assert words in complaint(**changes)
+def test_unrepresentable_values_are_rejected(changes: dict[str, Any], words: str) -> None:
+    """Contract: what no tensor, table or file can hold is rejected, and the error names the key."""
+    assert words in error_of(**changes)
 
 
 @pytest.mark.parametrize(
@@ -45,19 +45,19 @@ def test_values_without_a_meaning_are_refused(changes: dict[str, Any], words: st
         ("search", {"hops": {" 2": 1.0}}, "hops has the invalid key ' 2'"),
         ("search", {"hops": {2: float("inf")}}, "'per_domain.search.environment.hops' holds inf"),
         ("code", {"sandbox": {"steps": 2**64}}, "'per_domain.code.environment.sandbox.steps' holds an integer outside"),
-        ("code_folder", {"folder": f"data/raw/{HALF}"}, "half of a surrogate pair"),
+        ("code_folder", {"folder": f"data/raw/{LONE_SURROGATE}"}, "half of a surrogate pair"),
         ("wordle", {"levels": [{"letters": 2, "alphabet": 3, "weight": "2"}]}, "valid number (given: '2')"),
     ],
 )
-def test_settings_of_environments_are_checked_as_the_others_are(name: str, settings: dict[str, Any], words: str) -> None:
+def test_environment_settings_have_the_same_checks(name: str, settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ParamsError) as error:
         load_domain(name, settings)
     assert words in str(error.value)
     load_domain("search", {"hops": {2: 1, "3": 0.5}})
 
 
-def test_messages_can_be_read_whatever_was_given() -> None:
-    """Contract: a value, a key or a list of any length makes no message of that length, and many mistakes no page of them."""
+def test_messages_stay_short_whatever_was_given() -> None:
+    """Contract: long values, keys and lists are shortened in messages, and so is a long list of mistakes."""
     long = "x" * 70_000
     for changes in (
         {"seed": long},
@@ -66,15 +66,15 @@ def test_messages_can_be_read_whatever_was_given() -> None:
         {"rl": {"algorithm": long}},
         {"sft": {"epochs": [long] * 9}},
     ):
-        assert len(complaint(**changes)) < 2000
-    said = complaint(rl={f"unknown{number}": 1 for number in range(500)}).splitlines()
-    assert 1 < len(said) <= 21
-    assert said[-1] == f"params.yaml: {501 - len(said)} more mistakes"
-    assert sum(map(len, said)) < 3200
+        assert len(error_of(**changes)) < 2000
+    lines = error_of(rl={f"unknown{number}": 1 for number in range(500)}).splitlines()
+    assert 1 < len(lines) <= 21
+    assert lines[-1] == f"params.yaml: {501 - len(lines)} more mistakes"
+    assert sum(map(len, lines)) < 3200
     assert len(str(Rejection("malformed", long, "data/raw/a.jsonl", 7))) < 2000
 
 
-def test_what_was_given_is_shown_in_short() -> None:
+def test_given_values_are_shortened() -> None:
     assert shortened("key") == "'key'"
     assert len(shortened(["x" * 500] * 500)) < 1000
     assert shortened(16**5000) == "a number of 20001 bits"

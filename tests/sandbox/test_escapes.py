@@ -1,4 +1,4 @@
-"""What hostile programs try, one by one; each names what it got, and the sandbox answers as ever afterwards."""
+"""Attempts of hostile programs, one by one; the sandbox still works after each."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def attempt(body: str) -> Program:
 
 
 def attempted(sandbox: Sandbox, body: str) -> str:
-    """What a program prints of `body`: "prevented ..." or "got ..."."""
+    """Output of a program that tries `body`: "prevented ..." or "got ..."."""
     outcome = sandbox.run(attempt(body))
     assert outcome.status == "ok", outcome
     return outcome.output.strip()
@@ -51,7 +51,7 @@ def _works_afterwards(request: pytest.FixtureRequest):
         assert still_works(request.getfixturevalue(name))
 
 
-def test_files_of_the_host_can_not_be_read(sandbox: Sandbox, tmp_path: Path) -> None:
+def test_host_files_cannot_be_read(sandbox: Sandbox, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("secret")
     secret.chmod(0o644)
@@ -59,16 +59,16 @@ def test_files_of_the_host_can_not_be_read(sandbox: Sandbox, tmp_path: Path) -> 
         assert attempted(sandbox, f"return open({str(path)!r}).read()").startswith("prevented"), path
 
 
-def test_nothing_of_home_is_seen(sandbox: Sandbox) -> None:
-    """Contract: where the path of the interpreter leads through the home folder, nothing else of that is there."""
+def test_home_folder_is_not_visible(sandbox: Sandbox) -> None:
+    """Contract: even if the interpreter's path leads through the home folder, nothing else of it is visible."""
     for name in (".ssh", ".bashrc", ".profile", ".gitconfig", ".config"):
         assert attempted(sandbox, f"import os; return os.listdir({str(Path.home() / name)!r})").startswith("prevented")
         assert attempted(sandbox, f"return open({str(Path.home() / name)!r}).read()").startswith("prevented")
 
 
-def test_variables_of_the_host_are_not_there(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_environment_variables_are_not_visible(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("API_KEY", "secret")
-    sandbox.close()  # the next server starts with the variable around
+    sandbox.close()  # the next server starts with the variable set
     assert attempted(sandbox, "import os; return os.environ.get('API_KEY')") == "got None"
     assert "secret" not in attempted(sandbox, "return open('/proc/self/environ').read()")
 
@@ -83,7 +83,7 @@ def test_no_network(sandbox: Sandbox) -> None:
     assert attempted(sandbox, send).startswith("prevented")
 
 
-def test_sockets_of_the_host_can_not_be_reached(sandbox: Sandbox, tmp_path: Path) -> None:
+def test_host_sockets_cannot_be_reached(sandbox: Sandbox, tmp_path: Path) -> None:
     """By path and in the abstract namespace."""
     for address in (str(tmp_path / "socket"), f"\0sandbox-{os.getpid()}"):
         with socket.socket(socket.AF_UNIX) as listening:
@@ -93,7 +93,7 @@ def test_sockets_of_the_host_can_not_be_reached(sandbox: Sandbox, tmp_path: Path
             assert attempted(sandbox, body).startswith("prevented"), address
 
 
-def test_forking_without_end_is_bounded(sandbox: Sandbox) -> None:
+def test_fork_bomb_is_bounded(sandbox: Sandbox) -> None:
     body = """
 import os, time
 for count in range(1000):
@@ -110,7 +110,7 @@ return count"""
 @pytest.mark.parametrize(
     "amount", ["bytearray(1 << 33)", "[0] * (1 << 30)", "'x' * (1 << 32)", "[list(range(9999)) for _ in range(9999)]"]
 )
-def test_allocating_without_end_is_bounded(sandbox: Sandbox, amount: str) -> None:
+def test_memory_is_bounded(sandbox: Sandbox, amount: str) -> None:
     outcome = sandbox.run(Program(f"print(len({amount}))"))
     assert outcome.status == "error"
     assert outcome.output == ""
@@ -132,7 +132,7 @@ for megabytes in range(0, 256, 32):
     held.append(made)
     libc.shmdt(place)
 return megabytes""",
-    "a file without a name": """
+    "anonymous file": """
 import os
 for megabytes in range(256):
     held.append(os.memfd_create("x"))
@@ -142,18 +142,18 @@ return megabytes""",
 
 
 @pytest.mark.parametrize("way", DETACHED)
-def test_memory_without_an_address_can_not_be_had(sandbox: Sandbox, way: str) -> None:
-    """Contract: what RLIMIT_AS does not count, since no process has it in its address space, is not to be had at all."""
+def test_memory_outside_the_address_space_is_denied(sandbox: Sandbox, way: str) -> None:
+    """Contract: memory that RLIMIT_AS does not count, since no process has it in its address space, cannot be allocated."""
     assert attempted(sandbox, "held = []\n" + DETACHED[way].strip()) == "prevented PermissionError"
 
 
-ENDED = ("it was ended by SIGSYS", "it was ended by SIGSEGV")
-"""By sandlock, which ends a program for such calls, or by a kernel that knows no 32-bit programs."""
+KILLED = ("it was ended by SIGSYS", "it was ended by SIGSEGV")
+"""By sandlock, which kills a program for such calls, or by a kernel without 32-bit programs."""
 CALLS = ("shmget", "semget", "msgget", "memfd_create", "memfd_secret", "io_uring_setup")
 
 
-def test_calls_that_are_denied_are_so_by_number(sandbox: Sandbox) -> None:
-    """Contract: EPERM, whoever makes the call; so with x86_64's other kind of numbers, or the program is ended for them."""
+def test_denied_system_calls_give_eperm(sandbox: Sandbox) -> None:
+    """Contract: so do calls with x86_64's x32 numbers, unless the program is killed for them."""
     known = DENIED[os.uname().machine][1]
     assert set(known) == set(CALLS)
     call = """
@@ -165,11 +165,11 @@ return [(libc.syscall(number, 0, 0, 0), ctypes.get_errno()) for number in {numbe
     assert attempted(sandbox, call.format(numbers=[*known.values()])) == denied
     if os.uname().machine == "x86_64":
         outcome = sandbox.run(attempt(call.format(numbers=[X32 | number for number in known.values()])))
-        assert outcome.output.strip() == denied or outcome.message in ENDED, outcome
+        assert outcome.output.strip() == denied or outcome.message in KILLED, outcome
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="machine code of x86_64")
-def test_another_architecture_is_no_way_round(sandbox: Sandbox) -> None:
+def test_32_bit_system_calls_are_denied(sandbox: Sandbox) -> None:
     """Contract: shmget as a 32-bit program calls it (number 395, by interrupt 0x80) is denied; -1 is EPERM here."""
     code = "53b88b01000031dbb900100000ba80030000cd805bc3"  # push rbx; eax = 395; ebx = 0; ecx = 4096; edx = 0o1600; int 0x80; ...
     body = f"""
@@ -178,10 +178,10 @@ page = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXE
 page.write(bytes.fromhex({code!r}))
 return ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page)))()"""
     outcome = sandbox.run(attempt(body))
-    assert outcome.output.strip() == "got -1" or outcome.message in ENDED, outcome
+    assert outcome.output.strip() == "got -1" or outcome.message in KILLED, outcome
 
 
-def test_a_machine_without_a_filter_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_without_system_call_filter_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     """Contract: a back end is never used without its filter; the reason names the machine."""
     wanted = next((name for name in SAFE if fault(name) is None), None)
     if wanted is None:
@@ -199,17 +199,17 @@ def test_a_machine_without_a_filter_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("path", ["/usr/x", "/x", "/root/x", "/tmp/x", "/etc/x", "/dev/shm/x", "/proc/sys/kernel/hostname"])
-def test_writing_outside_is_prevented(sandbox: Sandbox, path: str) -> None:
+def test_writing_outside_the_scratch_folder_is_prevented(sandbox: Sandbox, path: str) -> None:
     assert attempted(sandbox, f"return open({path!r}, 'w').write('x')").startswith("prevented")
     assert not Path(path).exists() or "/proc/" in path
 
 
-def test_writing_without_end_is_bounded(sandbox: Sandbox) -> None:
+def test_file_size_is_bounded(sandbox: Sandbox) -> None:
     one = "return open('big', 'wb').write(bytes(1 << 21))"
     assert attempted(sandbox, one).startswith("prevented")
 
 
-def test_the_scratch_folder_is_bounded_and_private(bubblewrap: Sandbox) -> None:
+def test_scratch_folder_is_bounded_and_private(bubblewrap: Sandbox) -> None:
     many = "for number in range(100): open(str(number), 'wb').write(bytes(1 << 19))\nreturn 'all'"
     assert attempted(bubblewrap, many).startswith("prevented")
     assert attempted(bubblewrap, "import os; return os.listdir('.')") == "got []"
@@ -221,8 +221,8 @@ def test_the_scratch_folder_is_bounded_and_private(bubblewrap: Sandbox) -> None:
     assert attempted(bubblewrap, "import os; return os.listdir('.')") == "got []"
 
 
-def test_what_a_program_wrote_is_removed_however_deep(tmp_path: Path) -> None:
-    """Contract: on the host's side too, where neither recursion nor the length of paths may be a program's to choose."""
+def test_deeply_nested_files_are_removed(tmp_path: Path) -> None:
+    """Contract: removal on the host neither recurses nor builds long paths, whose depth a program could choose."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     (tmp_path / "kept").mkdir()
@@ -240,13 +240,13 @@ def test_what_a_program_wrote_is_removed_however_deep(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["kept"]
 
 
-def test_processes_of_the_host_can_not_be_signalled(sandbox: Sandbox) -> None:
+def test_host_processes_cannot_be_signalled(sandbox: Sandbox) -> None:
     for pid in (os.getpid(), os.getppid()):
         assert attempted(sandbox, f"import os; return os.kill({pid}, 0)").startswith("prevented")
 
 
-def test_the_server_can_not_be_ended_from_within(bubblewrap: Sandbox) -> None:
-    """Contract: signals to the parent, or to everyone, end nobody but the program itself."""
+def test_server_cannot_be_killed_from_within(bubblewrap: Sandbox) -> None:
+    """Contract: signals to the parent, or to all processes, end only the program itself."""
     still_works(bubblewrap)
     server = bubblewrap._servers[0]
     for number in (9, 15, 19, 11):
@@ -256,14 +256,14 @@ def test_the_server_can_not_be_ended_from_within(bubblewrap: Sandbox) -> None:
     assert bubblewrap._servers[0] is server
 
 
-def test_the_server_can_not_be_looked_into(bubblewrap: Sandbox) -> None:
+def test_server_cannot_be_traced_or_read(bubblewrap: Sandbox) -> None:
     """Contract: no tracing of processes of the same user (PTRACE_ATTACH 16) and no reading of their memory."""
     trace = "import ctypes\nif ctypes.CDLL(None).ptrace(16, 1, 0, 0): raise OSError\nreturn 'attached'"
     assert attempted(bubblewrap, trace).startswith("prevented")
     assert attempted(bubblewrap, "return open('/proc/1/mem', 'rb').read(1)").startswith("prevented")
 
 
-def test_printing_without_end_is_bounded(sandbox: Sandbox) -> None:
+def test_output_is_bounded(sandbox: Sandbox) -> None:
     outcome = sandbox.run(Program("import os\nwhile True: os.write(1, b'x' * 4096)"))
     assert outcome.status == "output"
     assert outcome.output == "x" * (64 << 10)
@@ -289,12 +289,12 @@ def test_sleeping_is_bounded(open_sandbox: Callable[..., Sandbox], backend: str)
         "def run():\n    while True: pass\nimport threading\nt = threading.Thread(target=run)\nt.start()\nt.join()",
     ],
 )
-def test_running_without_end_is_bounded(sandbox: Sandbox, loop: str) -> None:
-    """Contract: what no step is counted of ends all the same."""
+def test_endless_loop_is_stopped(sandbox: Sandbox, loop: str) -> None:
+    """Contract: also if the loop's steps are not counted."""
     assert sandbox.run(Program(loop)).status == "timeout"
 
 
-def test_a_process_left_behind_is_ended(sandbox: Sandbox) -> None:
+def test_leftover_process_is_killed(sandbox: Sandbox) -> None:
     """Contract: also one that left the program's session and outlived its parent."""
     mark = f"sandbox-left-{os.getpid()}"
     body = f"""

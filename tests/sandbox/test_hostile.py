@@ -1,4 +1,4 @@
-"""Hostile programs in a row lose nothing and leave nothing."""
+"""A series of hostile programs affects no later program and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -41,22 +41,22 @@ GOOD, GOOD_TESTS = Program("x * 2", "f", ("x",)), Tests(("assert f(21) == 42",))
 
 
 def state(sandbox: Sandbox) -> tuple[int, int]:
-    """Open files of this process, and processes below it once the sandbox is closed."""
+    """Numbers of open files and of child processes after closing the sandbox."""
     sandbox.close()
     return len(os.listdir("/proc/self/fd")), len(psutil.Process().children(recursive=True))
 
 
 def good_passes(sandbox: Sandbox) -> bool:
-    """In the same server, with as much time as a busy machine may need."""
-    hurried, sandbox.settings = sandbox.settings, sandbox.settings.model_copy(update={"wall_seconds": 120.0})
+    """Whether a good program passes in the same server, with enough time for a busy machine."""
+    original, sandbox.settings = sandbox.settings, sandbox.settings.model_copy(update={"wall_seconds": 120.0})
     try:
         return sandbox.run(GOOD, GOOD_TESTS).passed
     finally:
-        sandbox.settings = hurried
+        sandbox.settings = original
 
 
-def assert_nothing_is_lost(sandbox: Sandbox, count: int, tmp_path: Path) -> None:
-    """Every tenth program is a good one, which has to pass; each hostile one's outcome is the same whenever it comes."""
+def assert_no_lasting_effect(sandbox: Sandbox, count: int, tmp_path: Path) -> None:
+    """A good program passes after every tenth hostile one, and each hostile one's outcome is always the same."""
     assert good_passes(sandbox)
     before, seen = state(sandbox), {}
     for number in range(count):
@@ -71,23 +71,23 @@ def assert_nothing_is_lost(sandbox: Sandbox, count: int, tmp_path: Path) -> None
     assert state(sandbox) == before
     assert list(tmp_path.iterdir()) == []
     for (source, as_function), statuses in seen.items():
-        # A machine with other work may run out of time before a program runs out of something else.
+        # On a busy machine a program may time out before it reaches another limit.
         assert len(statuses.keys() - {"timeout"}) <= 1, (source, as_function, statuses)
 
 
 @pytest.fixture
 def open_hostile(open_sandbox: Callable[..., Sandbox], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Sandbox]:
-    """As open_sandbox, with a folder of its own for temporary files."""
+    """open_sandbox with its own folder for temporary files."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     return open_sandbox
 
 
 @pytest.mark.parametrize("backend", [SAFE[0], *(pytest.param(name, marks=pytest.mark.slow) for name in SAFE[1:])])
 def test_hostile_programs_in_a_row(open_hostile: Callable[..., Sandbox], backend: str, tmp_path: Path) -> None:
-    assert_nothing_is_lost(open_hostile(backend, wall_seconds=1.0), len(HOSTILE) * 2, tmp_path)
+    assert_no_lasting_effect(open_hostile(backend, wall_seconds=1.0), len(HOSTILE) * 2, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_thousand_hostile_programs_in_a_row(open_hostile: Callable[..., Sandbox], tmp_path: Path) -> None:
-    assert_nothing_is_lost(open_hostile("bubblewrap", wall_seconds=1.0), 1000, tmp_path)
+    assert_no_lasting_effect(open_hostile("bubblewrap", wall_seconds=1.0), 1000, tmp_path)

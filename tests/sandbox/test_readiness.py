@@ -1,4 +1,4 @@
-"""Stages that play programs look for their sandbox first: they say which it is, and without one they end before all else."""
+"""Stages that run programs look for a sandbox first: they report which one they use, and exit early without one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ UNSAFE = SandboxSettings(backend="unsafe_subprocess")
 
 
 @pytest.fixture(autouse=True)
-def _looks_anew() -> Iterator[None]:
+def _clear_choice() -> Iterator[None]:
     probe._choose.cache_clear()
     yield
     probe._choose.cache_clear()
@@ -34,7 +34,7 @@ def _looks_anew() -> Iterator[None]:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """With curated tasks of the domain `code`, and no model."""
+    """A project with curated tasks of the domain `code` and no model."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("BELLWETHER_TRACKING", "off")
     monkeypatch.delenv("BELLWETHER_DEBUG", raising=False)
@@ -48,8 +48,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def ends_with(name: str, project: Path, monkeypatch: pytest.MonkeyPatch, rl: dict[str, object] | None = None) -> int:
-    """A stage's exit code, on a machine without a model."""
+def exit_code(name: str, project: Path, monkeypatch: pytest.MonkeyPatch, rl: dict[str, object] | None = None) -> int:
+    """Run a stage without a model and return its exit code."""
     environment = {"sandbox": UNSAFE.model_dump()}
     values = {"domains": ["code"], "per_domain": {"code": {"environment": environment}}, "rl": rl or {}}
     (project / "params.yaml").write_text(yaml.safe_dump(values))
@@ -60,40 +60,40 @@ def ends_with(name: str, project: Path, monkeypatch: pytest.MonkeyPatch, rl: dic
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_a_stage_without_a_sandbox_is_not_worth_trying_again(
+def test_stage_without_sandbox_exits_with_bad_parameters(
     name: str, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Contract: exit code 2, with what is lacking, before a model is loaded (here is none, which would be another error)."""
+    """Contract: exit code 2 and the reason, before a model is loaded (there is none, which would be another error)."""
     monkeypatch.setattr(probe, "fault", lambda backend: f"{backend} is missing: install it")
-    assert ends_with(name, project, monkeypatch) == BAD_PARAMETERS
-    said = capsys.readouterr().err
-    assert "no sandbox is available on this machine" in said
-    assert "- unsafe_subprocess: unsafe_subprocess is missing: install it" in said
+    assert exit_code(name, project, monkeypatch) == BAD_PARAMETERS
+    stderr = capsys.readouterr().err
+    assert "no sandbox is available on this machine" in stderr
+    assert "- unsafe_subprocess: unsafe_subprocess is missing: install it" in stderr
 
 
 @pytest.mark.parametrize("name", STAGES[1:])
-def test_a_stage_says_first_where_programs_run(
+def test_stage_reports_its_sandbox_first(
     name: str, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Contract: once, in the stage's own process, whoever runs programs later; so is the warning that nothing isolates them."""
-    assert ends_with(name, project, monkeypatch) != 0
-    said = capsys.readouterr().err
-    assert said.startswith("sandbox: WARNING: sandbox.backend is unsafe_subprocess")
-    assert said.count("sandbox: WARNING") == 1
-    assert "data/models" in said or "data/base" in said, said
+    """Contract: the stage's own process reports it once, and warns if programs are not isolated."""
+    assert exit_code(name, project, monkeypatch) != 0
+    stderr = capsys.readouterr().err
+    assert stderr.startswith("sandbox: WARNING: sandbox.backend is unsafe_subprocess")
+    assert stderr.count("sandbox: WARNING") == 1
+    assert "data/models" in stderr or "data/base" in stderr, stderr
 
 
 def test_learning_from_pairs_needs_no_sandbox(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Contract: a method that plays nothing looks for nothing."""
-    assert ends_with("rl", project, monkeypatch, {"algorithm": "dpo"}) != 0
-    said = capsys.readouterr().err
-    assert "data/models/sft" in said, said
-    assert "sandbox" not in said
+    """Contract: a method without rollouts does not look for a sandbox."""
+    assert exit_code("rl", project, monkeypatch, {"algorithm": "dpo"}) != 0
+    stderr = capsys.readouterr().err
+    assert "data/models/sft" in stderr, stderr
+    assert "sandbox" not in stderr
 
 
-def test_domains_that_need_nothing_are_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_domains_without_programs_need_no_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "fault", lambda backend: "it is missing")
     assert open_domain("calculator").name == "calculator"
     with pytest.raises(ParamsError, match="no sandbox is available on this machine"):

@@ -1,4 +1,4 @@
-"""What comes of programs and their tests, whichever back end runs them; choosing and losing back ends."""
+"""Outcomes of programs and their tests on every back end; choosing a back end and losing a server."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def verdicts(sandbox: Sandbox, source: str, *tests: str, context: str = "") -> l
     return [result.verdict for result in outcome.results]
 
 
-def test_programs_and_what_they_print(working: Sandbox) -> None:
-    outcome = working.run(Program("import sys\nprint('out')\nprint('\\udc80', file=sys.stderr)"))
+def test_output_of_a_program(any_sandbox: Sandbox) -> None:
+    outcome = any_sandbox.run(Program("import sys\nprint('out')\nprint('\\udc80', file=sys.stderr)"))
     assert outcome.status == "ok"
     assert sorted(outcome.output.split()) == ["\\udc80", "out"]
 
@@ -45,13 +45,13 @@ def test_programs_and_what_they_print(working: Sandbox) -> None:
         ("raise ValueError(object())", "error", "ValueError: <object object>"),
     ],
 )
-def test_outcomes_of_programs(working: Sandbox, source: str, status: str, message: str) -> None:
-    outcome = working.run(Program(source))
+def test_outcomes_of_programs(any_sandbox: Sandbox, source: str, status: str, message: str) -> None:
+    outcome = any_sandbox.run(Program(source))
     assert outcome.status == status
     assert message in outcome.message
 
 
-def test_a_function_may_be_a_module_a_body_or_an_expression(working: Sandbox) -> None:
+def test_function_may_be_a_module_a_body_or_an_expression(any_sandbox: Sandbox) -> None:
     test = "assert f(3) == 7"
     for source in (
         "def f(x):\n    return 2 * x + 1",
@@ -64,8 +64,8 @@ def test_a_function_may_be_a_module_a_body_or_an_expression(working: Sandbox) ->
         "import math; return 2 * x + math.gcd(1, 1)",
         "(2 * x\n + 1)",
     ):
-        assert verdicts(working, source, test) == ["pass"], source
-    missing = working.run(Program("def g(x): return x", "f", ("x",)), Tests((test,)))
+        assert verdicts(any_sandbox, source, test) == ["pass"], source
+    missing = any_sandbox.run(Program("def g(x): return x", "f", ("x",)), Tests((test,)))
     assert (missing.status, missing.message) == ("error", "NameError: f is not defined")
 
 
@@ -76,8 +76,8 @@ def test_verdicts_of_tests(sandbox: Sandbox) -> None:
             ("assert f(5) == 2", "assert f(4) == 3", "y = 1\nassert f(0) == 1, y", "assert candidate(1) == 10", "assert f('a')")
         ),
     )
-    told = [(result.verdict, result.message, result.call, result.value) for result in outcome.results]
-    assert told == [
+    found = [(result.verdict, result.message, result.call, result.value) for result in outcome.results]
+    assert found == [
         ("pass", "", "f(5)", "2"),
         ("fail", "assert f(4) == 3: AssertionError", "f(4)", "2"),
         ("error", "ZeroDivisionError: integer division or modulo by zero", "f(0)", ""),
@@ -87,31 +87,31 @@ def test_verdicts_of_tests(sandbox: Sandbox) -> None:
     assert not outcome.passed
 
 
-def test_a_test_may_expect_an_exception_and_use_helpers(working: Sandbox) -> None:
+def test_tests_may_expect_an_exception_and_use_helpers(any_sandbox: Sandbox) -> None:
     raising = "def f(x):\n    raise KeyError('no')"
     expected = "try:\n    f(1)\nexcept KeyError:\n    pass\nelse:\n    assert False"
-    assert verdicts(working, raising, expected) == ["pass"]
+    assert verdicts(any_sandbox, raising, expected) == ["pass"]
     helper = "import math\ndef near(a, b): return abs(a - b) < 1e-6"
     assert verdicts(
-        working, "x ** 0.5", "assert near(f(2), math.sqrt(2))", "for n in range(9): assert near(f(n * n), n)", context=helper
+        any_sandbox, "x ** 0.5", "assert near(f(2), math.sqrt(2))", "for n in range(9): assert near(f(n * n), n)", context=helper
     ) == [
         "pass",
         "pass",
     ]
 
 
-def test_arguments_change_in_the_tests_too(working: Sandbox) -> None:
-    assert verdicts(working, "x.sort()\nreturn None", "a = [2, 1]\nf(a)\nassert a == [1, 2]") == ["pass"]
+def test_changes_of_arguments_are_visible_in_tests(any_sandbox: Sandbox) -> None:
+    assert verdicts(any_sandbox, "x.sort()\nreturn None", "a = [2, 1]\nf(a)\nassert a == [1, 2]") == ["pass"]
 
 
-def test_broken_tests_are_told_from_failures(working: Sandbox) -> None:
-    assert verdicts(working, "x", "assert f(", "assert f(1) == 1") == ["broken", "pass"]
-    assert verdicts(working, "x", "assert f(1) == 1", context="1 / 0") == ["broken"]
-    assert verdicts(working, "x", "assert f(print)", "assert f(1) == 1") == ["broken", "pass"]
+def test_broken_tests_are_distinguished_from_failures(any_sandbox: Sandbox) -> None:
+    assert verdicts(any_sandbox, "x", "assert f(", "assert f(1) == 1") == ["broken", "pass"]
+    assert verdicts(any_sandbox, "x", "assert f(1) == 1", context="1 / 0") == ["broken"]
+    assert verdicts(any_sandbox, "x", "assert f(print)", "assert f(1) == 1") == ["broken", "pass"]
 
 
-def test_a_program_can_not_read_or_pose_as_its_tests(working: Sandbox) -> None:
-    """Contract: reward can't be had by looking for the expected values, by equal-to-everything objects, or by leaving early."""
+def test_program_cannot_read_or_fake_its_tests(any_sandbox: Sandbox) -> None:
+    """Contract: no reward for finding the expected values, for objects that equal everything, or for exiting early."""
     hidden = Tests(("assert f(1) == 'a7c1'",))
     search = """
 import gc, re, sys
@@ -135,18 +135,18 @@ for number in range(3, 64):
         except OSError: pass
 def f(x): return 0"""
     for source in (search, always, text, leave, patch, forged):
-        outcome = working.run(Program(source, "f"), hidden)
+        outcome = any_sandbox.run(Program(source, "f"), hidden)
         assert not outcome.passed, source
-    assert working.run(Program("'a7c1'", "f", ("x",)), hidden).passed
+    assert any_sandbox.run(Program("'a7c1'", "f", ("x",)), hidden).passed
 
 
-def test_nothing_passes_from_program_to_program(sandbox: Sandbox) -> None:
+def test_programs_do_not_affect_later_ones(sandbox: Sandbox) -> None:
     sandbox.run(Program("import builtins, math\nbuiltins.len = None\nmath.pi = 3\nopen('left', 'w').close()"))
     assert sandbox.run(Program("import math, os\nprint(len('abc'), math.pi > 3.1, os.listdir('.'))")).output == "3 True []\n"
 
 
-def test_the_same_program_says_the_same(bubblewrap: Sandbox) -> None:
-    """Contract: hashes, random numbers of an unseeded generator aside, and messages do not differ between servers."""
+def test_outcomes_are_deterministic(bubblewrap: Sandbox) -> None:
+    """Contract: hashes and messages do not differ between servers (unseeded random numbers may)."""
     program = Program("print({'a', 'b', 'c', 'd'}, hash('x'))\nraise ValueError(object())")
     first = bubblewrap.run(program)
     bubblewrap.close()
@@ -172,13 +172,13 @@ def test_the_same_program_says_the_same(bubblewrap: Sandbox) -> None:
         range(1, 9, 3),
     ],
 )
-def test_values_come_back_as_they_were(value: object) -> None:
+def test_plain_values_round_trip(value: object) -> None:
     again = decode(encode(value))
     assert again == value
     assert type(again) is type(value)
 
 
-def test_values_that_are_none() -> None:
+def test_other_values_are_rejected() -> None:
     assert list(decode(encode(iter([1, 2])))) == [1, 2]
     for value in (object(), print, [lambda: 0]):
         with pytest.raises(TypeError, match="is no plain value"):
@@ -188,7 +188,7 @@ def test_values_that_are_none() -> None:
             decode(data)
 
 
-def test_an_error_that_can_not_be_described_is_named() -> None:
+def test_error_that_fails_to_print_is_named() -> None:
     class BadError(Exception):
         def __str__(self) -> str:
             raise KeyError
@@ -196,13 +196,13 @@ def test_an_error_that_can_not_be_described_is_named() -> None:
     assert describe(BadError()) == "BadError"
 
 
-def test_a_lost_server_is_replaced(bubblewrap: Sandbox) -> None:
+def test_killed_server_is_replaced(bubblewrap: Sandbox) -> None:
     bubblewrap.run(Program("1"))
     bubblewrap._servers[0].process.kill()
     assert bubblewrap.run(Program("print(1)")).output == "1\n"
 
 
-def test_a_forked_process_has_a_server_of_its_own(bubblewrap: Sandbox) -> None:
+def test_forked_process_starts_its_own_server(bubblewrap: Sandbox) -> None:
     bubblewrap.run(Program("1"))
     server = bubblewrap._servers[0]
     if (pid := os.fork()) == 0:
@@ -212,8 +212,8 @@ def test_a_forked_process_has_a_server_of_its_own(bubblewrap: Sandbox) -> None:
     assert bubblewrap._servers[0] is server
 
 
-def test_without_a_back_end_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Contract: an ordinary process is never taken by itself, and the error says what to do."""
+def test_without_a_back_end_no_program_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: the unsafe back end is never chosen automatically, and the error says what to do."""
     monkeypatch.setattr(probe, "fault", lambda name: f"{name} is missing: install it")
     probe._choose.cache_clear()
     try:
@@ -225,8 +225,8 @@ def test_without_a_back_end_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> Non
         assert part in str(raised.value)
 
 
-def test_a_back_end_that_does_not_hold_is_refused() -> None:
-    """Contract: what a probe gets through with is named; an ordinary process, for one, holds nothing."""
+def test_probe_names_what_a_back_end_does_not_prevent() -> None:
+    """Contract: an ordinary process prevents nothing."""
     found = probe.breaches(BACKENDS["unsafe_subprocess"])
     assert found is not None
     for what in ("reading a file of the host", "connecting to the host", "signalling a process of the host"):
@@ -234,9 +234,9 @@ def test_a_back_end_that_does_not_hold_is_refused() -> None:
 
 
 @pytest.mark.parametrize("backend", [*SAFE, "unsafe_subprocess"])
-def test_the_back_end_in_use_is_said(backend: str) -> None:
-    if lacking := probe.fault(backend):
-        pytest.skip(f"{backend}: {lacking}")
+def test_back_end_in_use_is_reported(backend: str) -> None:
+    if reason := probe.fault(backend):
+        pytest.skip(f"{backend}: {reason}")
     run = f"from stages.sandbox import *; print(Sandbox(SandboxSettings(backend={backend!r})).run(Program('print(42)')).output)"
     done = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "42"
@@ -244,7 +244,7 @@ def test_the_back_end_in_use_is_said(backend: str) -> None:
     assert done.stderr.startswith(wanted)
 
 
-def test_unsafe_has_to_be_named() -> None:
+def test_unsafe_back_end_must_be_requested() -> None:
     assert SandboxSettings().backend == "auto"
     assert "unsafe_subprocess" not in SAFE
     with pytest.raises(ValueError, match="backend"):

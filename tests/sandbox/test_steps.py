@@ -1,7 +1,7 @@
-"""The limit on steps counts in every version of Python, the same in every run, and programs can't switch it off.
+"""The step limit works in every version of Python, counts the same in every run, and cannot be disabled by programs.
 
-The fork that runs a program needs nothing but the standard library, so other versions than the tests' own run it as well: those
-called python3.11 and so on on PATH, or named by BELLWETHER_PYTHONS (paths, separated as in PATH).
+The process that runs a program needs only the standard library, so the tests run it in other versions of Python, too: those on
+PATH (python3.11 etc.) or listed in BELLWETHER_PYTHONS (paths, separated as in PATH).
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ COUNTED = {
     "words": "def f(n):\n    d = {}\n    for i in range(n):\n        k = str(i % 7)\n        d[k] = d.get(k, 0) + 1\n"
     "    return sorted(d.items(), key=lambda kv: -kv[1])[0]",
 }
-"""Programs that take some thousand steps."""
+"""Programs of a few thousand steps."""
 SPREAD = 0.25
-"""Share by which counts of later versions may differ from the first one's: docs/sandbox.md says so."""
+"""Maximum relative difference of counts from those of the first version (docs/sandbox.md)."""
 
 
 @cache
 def python(version: str) -> str:
-    """An interpreter of that version; skips where there is none."""
+    """Path of an interpreter of that version; skips the test if there is none."""
     named = [Path(name) for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name]
     found = shutil.which(f"python{version}")
     for path in [Path(sys.executable), *named, *([Path(found)] if found else [])]:
@@ -113,7 +113,7 @@ class Fork:
 
 
 def verdict(version: str, source: str, steps: int | None, *arguments: object) -> str:
-    """What a call of the program came to: value, raised or timeout; gone where the limit on processor time ended it."""
+    """Outcome of a call: value, raised or timeout; gone if the CPU time limit ended the process."""
     with Fork(version, source, steps) as fork:
         loaded = fork.loaded()
         if loaded["status"] != "ready":
@@ -131,13 +131,13 @@ def counts(version: str) -> dict[str, int]:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
     first, second = json.loads(done.stdout)
-    assert first == second, "the same in every run"
+    assert first == second, "counts differ between runs"
     return dict(zip(COUNTED, first, strict=True))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_long_loop_is_stopped(version: str) -> None:
-    """Contract: three million turns of a loop are more than a million steps, in a function and while the module loads."""
+def test_long_loop_is_stopped(version: str) -> None:
+    """Contract: three million iterations exceed a million steps, in a function and while the module loads."""
     with Fork(version, f"def f(n):\n    {LOOP}\n    return n", 1_000_000) as fork:
         assert fork.loaded()["status"] == "ready"
         assert fork.call(1) == {"status": "timeout", "message": "more than 1000000 steps"}
@@ -147,19 +147,19 @@ def test_a_long_loop_is_stopped(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_counts_are_the_same_in_every_run(version: str) -> None:
+def test_step_counts_are_deterministic(version: str) -> None:
     assert all(number > 1000 for number in counts(version).values())
 
 
 @pytest.mark.parametrize("version", VERSIONS[1:])
-def test_counts_of_versions_are_alike(version: str) -> None:
-    """Contract: a limit means about the same in every version, whose compilers write other bytecode for the same program."""
+def test_step_counts_of_versions_are_similar(version: str) -> None:
+    """Contract: a limit means about the same in every version, although their bytecode differs."""
     first, other = counts(VERSIONS[0]), counts(version)
-    apart = {name: other[name] / first[name] for name in COUNTED if abs(other[name] / first[name] - 1) > SPREAD}
-    assert not apart
+    different = {name: other[name] / first[name] for name in COUNTED if abs(other[name] / first[name] - 1) > SPREAD}
+    assert not different
 
 
-REFUSED = {
+BYPASSES = {
     "settrace": "import sys\nsys.settrace(None)",
     "threading": "import threading, sys\nthreading.settrace(None); sys.settrace(lambda *_: None)",
     "free_tool_id": "import sys\nfor n in range(6): sys.monitoring.free_tool_id(n)",
@@ -175,10 +175,10 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("way", REFUSED)
-def test_what_switches_the_count_off_is_refused(version: str, way: str) -> None:
-    """Contract: neither while the module loads nor in a call can a program rid itself of the count."""
-    attempt = "\n".join(f"    {line}" for line in REFUSED[way].splitlines())
+@pytest.mark.parametrize("bypass", BYPASSES)
+def test_step_counter_cannot_be_disabled(version: str, bypass: str) -> None:
+    """Contract: neither while the module loads nor in a call."""
+    attempt = "\n".join(f"    {line}" for line in BYPASSES[bypass].splitlines())
     before = f"def f(n):\n    {LOOP}\ntry:\n{attempt}\nexcept BaseException: pass"
     assert verdict(version, before, 1_000_000) == "timeout"
     attempt = attempt.replace("\n", "\n    ")

@@ -1,4 +1,4 @@
-"""The thread that owns the engine: many orders at once, and an order that fails takes no other with it."""
+"""The thread that owns the engine: concurrent jobs, of which a failing one affects no other."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from stages.serving.engine_thread import EngineThread, GenerationJob
 from stages.serving.variants import PLAIN, Variant
 
 LOST = 13
-"""A key whose turn the engine loses, with all that is under way."""
+"""With this key the engine fails and loses all turns in progress."""
 
 
 class Echo:
-    """An engine whose turns are the session's key and length; it refuses what is longer than 4 tokens."""
+    """An engine whose turns are the key and the prompt's length; it rejects prompts of more than 4 tokens."""
 
     def __init__(self) -> None:
         self.open_sessions: dict[int, list[int]] = {}
@@ -55,14 +55,14 @@ class Echo:
 
 
 class Slow(Echo):
-    """Turns of key SLOW never end; those of other keys do, one a call."""
+    """Turns of key SLOW never end; of the others, one ends per call."""
 
     SLOW = 17
 
     def __init__(self) -> None:
         super().__init__()
         self.steps: list[set[int]] = []
-        """The keys that each step was computed for."""
+        """Keys that each step was computed for."""
 
     def advance(self, pause: Pause | None = None) -> list[Turn]:
         assert pause is not None
@@ -76,28 +76,28 @@ class Slow(Echo):
         return []
 
 
-def order(length: int, *keys: int, choice: Variant = PLAIN) -> GenerationJob:
+def job(length: int, *keys: int, choice: Variant = PLAIN) -> GenerationJob:
     return GenerationJob([1] * length, keys, Sampling(), choice)
 
 
-def test_orders_are_answered_in_the_order_of_their_keys_and_leave_nothing() -> None:
+def test_jobs_return_turns_by_key_and_close_their_sessions() -> None:
     engine = Echo()
     server = EngineThread(BestOfEngine(engine, 1, by_logprob, str))  # type: ignore[arg-type]
-    orders = [order(1 + place % 4, *range(place, place + 3)) for place in range(20, 40)]
-    for one in orders:
+    jobs = [job(1 + place % 4, *range(place, place + 3)) for place in range(20, 40)]
+    for one in jobs:
         server.submit(one)
-    for one in orders:
+    for one in jobs:
         assert [turn.token_ids for turn in one.turns.result(30)] == [(key % 100, len(one.token_ids)) for key in one.keys]
-    best = server.submit(order(2, 1, choice=Variant(5, lambda: by_logprob))).result(30)
+    best = server.submit(job(2, 1, choice=Variant(5, lambda: by_logprob))).result(30)
     assert len(best) == 1
-    assert best[0].logprobs[0] >= -1.0, "the likeliest of five draws, of which the first has -1"
+    assert best[0].logprobs[0] >= -1.0, "the most likely of five draws, the first of which has -1"
     server.close()
     assert engine.open_sessions == {}
     assert not server.alive
 
 
-def test_an_order_that_fails_takes_no_later_one_with_it() -> None:
-    """Contract: what an engine refuses is the order's error; what it loses fails what was under way; the next is answered."""
+def test_failing_job_does_not_affect_later_jobs() -> None:
+    """Contract: whether the engine rejects a prompt or fails, the job gets the error and the next one is answered."""
     engine = Echo()
     server = EngineThread(BestOfEngine(engine, 1, by_logprob, str))  # type: ignore[arg-type]
 
@@ -105,48 +105,48 @@ def test_an_order_that_fails_takes_no_later_one_with_it() -> None:
         raise FileNotFoundError("no Q-model")
 
     with pytest.raises(EngineError, match="too long"):
-        server.submit(order(5, 1)).result(30)
+        server.submit(job(5, 1)).result(30)
     with pytest.raises(FileNotFoundError, match="no Q-model"):
-        server.submit(order(1, 1, choice=Variant(2, unreadable))).result(30)  # type: ignore[arg-type]
+        server.submit(job(1, 1, choice=Variant(2, unreadable))).result(30)  # type: ignore[arg-type]
     with pytest.raises(ConnectionError, match="gone"):
-        server.submit(order(2, LOST, 5)).result(30)
-    assert server.submit(order(3, 7)).result(30)[0].token_ids == (7, 3)
+        server.submit(job(2, LOST, 5)).result(30)
+    assert server.submit(job(3, 7)).result(30)[0].token_ids == (7, 3)
     server.close()
     assert engine.open_sessions == {}
 
 
-def test_an_order_that_breaks_the_engine_fails_alone() -> None:
-    """Contract: orders that were under way beside one that breaks the engine are played again, each by itself, and answered as
-    they would have been; so are those that come later."""
+def test_job_that_breaks_the_engine_fails_alone() -> None:
+    """Contract: jobs in progress beside one that breaks the engine are repeated one by one, with the answers they would have
+    had; later ones are answered, too."""
     engine = Echo()
     started = threading.Event()
     server = EngineThread(BestOfEngine(engine, 1, by_logprob, str))  # type: ignore[arg-type]
 
     def hold() -> None:
-        started.wait(30)  # until all are in the inbox: they are begun together
+        started.wait(30)  # until all are in the inbox, so that they start together
 
-    first = server.submit(order(1, 1, choice=Variant(1, hold)))  # type: ignore[arg-type]
-    orders = [order(2, 5, 6), order(1, LOST, 8), order(3, 7), order(2, 9, choice=Variant(3, lambda: by_logprob))]
-    for one in orders:
+    first = server.submit(job(1, 1, choice=Variant(1, hold)))  # type: ignore[arg-type]
+    jobs = [job(2, 5, 6), job(1, LOST, 8), job(3, 7), job(2, 9, choice=Variant(3, lambda: by_logprob))]
+    for one in jobs:
         server.submit(one)
     started.set()
     with pytest.raises(ConnectionError, match="gone"):
-        orders[1].turns.result(30)
-    answers = [one.turns.result(30) for place, one in enumerate(orders) if place != 1]
+        jobs[1].turns.result(30)
+    answers = [one.turns.result(30) for place, one in enumerate(jobs) if place != 1]
     assert [[turn.token_ids for turn in turns] for turns in answers[:2]] == [[(5, 2), (6, 2)], [(7, 3)]]
     assert len(answers[2]) == 1
     assert first.result(30)
-    assert server.submit(order(3, 7)).result(30)[0].token_ids == (7, 3)
+    assert server.submit(job(3, 7)).result(30)[0].token_ids == (7, 3)
     server.close()
     assert engine.open_sessions == {}
 
 
-def test_a_cancelled_order_is_not_computed_on() -> None:
-    """Contract: an order that is decoding is given up when the present step is over, one that waits is never begun; neither takes
-    anything from the others, and nothing stays open."""
+def test_cancelled_job_is_not_computed_further() -> None:
+    """Contract: a decoding job is dropped after the current step and a waiting one never starts; others are unaffected, and no
+    session stays open."""
     engine = Slow()
     server = EngineThread(BestOfEngine(engine, 1, by_logprob, str))  # type: ignore[arg-type]
-    endless = order(1, Slow.SLOW, Slow.SLOW, 5)
+    endless = job(1, Slow.SLOW, Slow.SLOW, 5)
     server.submit(endless)
     until(lambda: len(engine.steps) > 20, "decoding", 60)
     server.cancel(endless)
@@ -154,12 +154,12 @@ def test_a_cancelled_order_is_not_computed_on() -> None:
         endless.turns.result(30)
     until(lambda: not engine.open_sessions, "its sessions are closed", 60)
     steps = len(engine.steps)
-    assert server.submit(order(1, 3)).result(30)[0].token_ids == (3,)
+    assert server.submit(job(1, 3)).result(30)[0].token_ids == (3,)
     assert engine.steps[steps:] == [{3}]
 
-    endless, waiting, other = order(1, Slow.SLOW), order(1, 11), order(1, 12)
+    endless, waiting, other = job(1, Slow.SLOW), job(1, 11), job(1, 12)
     held = threading.Event()
-    server.submit(order(1, 1, choice=Variant(1, lambda: held.wait(30))))  # type: ignore[arg-type,return-value]
+    server.submit(job(1, 1, choice=Variant(1, lambda: held.wait(30))))  # type: ignore[arg-type,return-value]
     for one in (endless, waiting, other):
         server.submit(one)
     server.cancel(waiting)
@@ -168,6 +168,6 @@ def test_a_cancelled_order_is_not_computed_on() -> None:
     assert waiting.turns.cancelled()
     assert not any(11 in step for step in engine.steps)
     server.cancel(endless)
-    server.cancel(other)  # done: nothing to give up
+    server.cancel(other)  # already done
     server.close()
     assert engine.open_sessions == {}

@@ -1,4 +1,4 @@
-"""What a reasoning model's turn becomes in a reply of the agent's server."""
+"""A reasoning model's turn in replies of the agent's server."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from stages.serving.schemas import ChatRequest
         ("<think>a key", {"content": "", "reasoning_content": "a key"}),
     ],
 )
-def test_a_thought_is_sent_beside_the_action(text: str, message: dict[str, Any]) -> None:
-    """Contract: clients act on `content`; the thought has the name that other servers give it, streamed or not."""
+def test_reasoning_is_separate_from_content(text: str, message: dict[str, Any]) -> None:
+    """Contract: clients act on `content`; the reasoning is in `reasoning_content`, as with other servers, streamed or not."""
     chat = Chat(make_tiny_tokenizer(), Thinking())
     agent = Agent(cast(Any, SimpleNamespace()), chat, {}, "hash", Sampling(), 64)
-    asked = ChatRequest(model="merged", messages=[])
+    request = ChatRequest(model="merged", messages=[])
     token_ids = tuple(chat.tokenizer(text, add_special_tokens=False)["input_ids"])
-    choice = agent.chat_choice(asked, 0, Turn(0, token_ids, (-1.0,) * len(token_ids), "stop"))
+    choice = agent.chat_choice(request, 0, Turn(0, token_ids, (-1.0,) * len(token_ids), "stop"))
     assert {key: value for key, value in choice["message"].items() if key not in ("role", "refusal")} == message
     reply = {"object": "chat.completion", "choices": [choice], "usage": {}}
-    first = json.loads(next(streamed(reply, asked)).removeprefix("data: "))
+    first = json.loads(next(streamed(reply, request)).removeprefix("data: "))
     assert first["choices"][0]["delta"] == {"role": "assistant", **message}

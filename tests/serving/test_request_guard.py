@@ -1,5 +1,5 @@
-"""What the agent's server refuses, in front of an engine that notes what it computes: other names and sites, what is too large,
-no number or no text; and that it stops computing for clients that have left."""
+"""Requests that the agent's server rejects: foreign hosts and origins, large bodies, invalid numbers and text. Nothing is
+computed for them or for clients that have disconnected."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from stages.serving.request_guard import MAX_BODY, MAX_MESSAGE
 from stages.serving.variants import PLAIN
 
 MAX_LENGTH = 64
-ASKED = {"model": "merged", "prompt": [5, 6], "max_tokens": 4}
+REQUEST = {"model": "merged", "prompt": [5, 6], "max_tokens": 4}
 
 
 @pytest.fixture(scope="module")
@@ -52,12 +52,12 @@ def server(tiny_policy: Path) -> Iterator[SimpleNamespace]:
     assert engine.open_sessions == {}
 
 
-def answered(server: SimpleNamespace) -> bool:
-    reply = server.client.post("/v1/completions", json={**ASKED, "seed": 3})
+def still_answers(server: SimpleNamespace) -> bool:
+    reply = server.client.post("/v1/completions", json={**REQUEST, "seed": 3})
     return bool(reply.status_code == 200 and reply.json()["choices"])
 
 
-def refusal(reply: httpx.Response) -> dict[str, Any]:
+def error_of(reply: httpx.Response) -> dict[str, Any]:
     """The error of a reply in the form of OpenAI's API."""
     error = reply.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
@@ -67,35 +67,35 @@ def refusal(reply: httpx.Response) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("host", ["attacker.example", "127.0.0.1.attacker.example", "localhost@attacker.example", ""])
-def test_only_this_machines_own_names_are_answered(host: str, server: SimpleNamespace) -> None:
-    """Contract: a page whose name was pointed at 127.0.0.1 after it was loaded (DNS rebinding) gets nothing."""
-    for method, path, body in (("POST", "/v1/completions", ASKED), ("GET", "/v1/models", None), ("GET", "/health", None)):
+def test_foreign_host_headers_are_rejected(host: str, server: SimpleNamespace) -> None:
+    """Contract: a page whose host name resolves to 127.0.0.1 after it was loaded (DNS rebinding) gets nothing."""
+    for method, path, body in (("POST", "/v1/completions", REQUEST), ("GET", "/v1/models", None), ("GET", "/health", None)):
         reply = server.client.request(method, path, json=body, headers={"Host": f"{host}:{server.port}" if host else ""})
         assert reply.status_code == 421
-        assert refusal(reply)["code"] == "wrong_host"
+        assert error_of(reply)["code"] == "wrong_host"
     for own in (f"localhost:{server.port}", "LOCALHOST:8010", "127.0.0.1"):
         assert server.client.get("/v1/models", headers={"Host": own}).status_code == 200
 
 
 @pytest.mark.parametrize("origin", ["https://attacker.example", "null", "http://localhost.attacker.example:8000"])
-def test_pages_of_other_sites_are_refused(origin: str, server: SimpleNamespace) -> None:
-    """Contract: what another site's page sends is not computed, whether or not the browser would show it the answer."""
+def test_foreign_origins_are_rejected(origin: str, server: SimpleNamespace) -> None:
+    """Contract: a request of another site's page is not computed, whether or not the browser would show it the answer."""
     steps = len(server.engine.steps)
     kinds = ("application/json", "text/plain")  # the second needs no preflight
     for kind in kinds:
         headers = {"Origin": origin, "Content-Type": kind}
-        reply = server.client.post("/v1/completions", content=json.dumps(ASKED), headers=headers)
-        assert (reply.status_code, refusal(reply)["code"]) == (403, "wrong_origin")
+        reply = server.client.post("/v1/completions", content=json.dumps(REQUEST), headers=headers)
+        assert (reply.status_code, error_of(reply)["code"]) == (403, "wrong_origin")
         assert "access-control-allow-origin" not in reply.headers
-    asked = {"Origin": origin, "Access-Control-Request-Method": "POST"}
-    assert server.client.options("/v1/completions", headers=asked).status_code == 403
+    preflight = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+    assert server.client.options("/v1/completions", headers=preflight).status_code == 403
     assert len(server.engine.steps) == steps
     own = {"Origin": f"http://127.0.0.1:{server.port}"}
-    assert server.client.post("/v1/completions", json={**ASKED, "seed": 3}, headers=own).status_code == 200
+    assert server.client.post("/v1/completions", json={**REQUEST, "seed": 3}, headers=own).status_code == 200
 
 
-def test_a_body_is_bounded_however_it_is_sent(server: SimpleNamespace) -> None:
-    long = json.dumps({**ASKED, "prompt": "a" * MAX_BODY}).encode()
+def test_body_size_is_limited_with_and_without_content_length(server: SimpleNamespace) -> None:
+    long = json.dumps({**REQUEST, "prompt": "a" * MAX_BODY}).encode()
 
     def chunks() -> Iterator[bytes]:  # without Content-Length
         for start in range(0, len(long), 65536):
@@ -103,12 +103,12 @@ def test_a_body_is_bounded_however_it_is_sent(server: SimpleNamespace) -> None:
 
     for content in (long, chunks()):
         reply = server.client.post("/v1/completions", content=content, headers={"Content-Type": "application/json"})
-        assert (reply.status_code, refusal(reply)["code"]) == (413, "request_too_large")
-    assert answered(server)
+        assert (reply.status_code, error_of(reply)["code"]) == (413, "request_too_large")
+    assert still_answers(server)
 
 
-HALF = '"\\ud800"'
-"""JSON of unpaired surrogate."""
+LONE_SURROGATE = '"\\ud800"'
+"""JSON of an unpaired surrogate."""
 
 
 @pytest.mark.parametrize(
@@ -129,11 +129,11 @@ HALF = '"\\ud800"'
         (f'{{"model": "merged", "prompt": {json.dumps([[5]] * 64)}, "n": 64}}', "64 prompts with n = 64 exceed"),
         (f'{{"model": "merged", "prompt": {json.dumps([1.5] * 5000)}}}', "and 4995 more errors"),
         ('{"model": "merged", "prompt": {"a": 1}}', "prompt"),
-        (f'{{"model": "merged", "prompt": {HALF}}}', r"unpaired surrogate \\ud800"),
-        (f'{{"model": {HALF}, "prompt": [5]}}', "unpaired surrogate"),
-        (f'{{"model": "merged", "prompt": [5], {HALF}: 1}}', "unpaired surrogate"),
-        (f'{{"model": "merged", "prompt": [5], "stop": [{HALF}]}}', "unpaired surrogate"),
-        (f'{{"model": "merged", "messages": [{{"role": "user", "content": {HALF}}}]}}', "unpaired surrogate"),
+        (f'{{"model": "merged", "prompt": {LONE_SURROGATE}}}', r"unpaired surrogate \\ud800"),
+        (f'{{"model": {LONE_SURROGATE}, "prompt": [5]}}', "unpaired surrogate"),
+        (f'{{"model": "merged", "prompt": [5], {LONE_SURROGATE}: 1}}', "unpaired surrogate"),
+        (f'{{"model": "merged", "prompt": [5], "stop": [{LONE_SURROGATE}]}}', "unpaired surrogate"),
+        (f'{{"model": "merged", "messages": [{{"role": "user", "content": {LONE_SURROGATE}}}]}}', "unpaired surrogate"),
         ('{"model": "' + "m" * 5000 + '", "prompt": [5]}', "model: String should have at most 1024 characters"),
         ('{"model": "merged", "prompt": [5], "stop": "' + "s" * 5000 + '"}', "stop is not supported"),
         ("[" * 100_000, "."),
@@ -142,38 +142,38 @@ HALF = '"\\ud800"'
         ("[]", "a request must be a JSON object|valid dictionary"),
     ],
 )
-def test_what_would_harm_the_engine_is_refused_at_the_door(body: str, words: str, server: SimpleNamespace) -> None:
-    """Contract: a request that can't be answered has status 400 and OpenAI's form of an error, whatever it holds; nothing of it
-    reaches the engine, and others are answered."""
+def test_invalid_requests_do_not_reach_the_engine(body: str, words: str, server: SimpleNamespace) -> None:
+    """Contract: an invalid request gets status 400 and an error in OpenAI's format; nothing of it reaches the engine, and others
+    are answered."""
     made = server.engine.made
     path = "/v1/chat/completions" if '"messages"' in body else "/v1/completions"
     headers = {"Content-Type": "application/json"}
     reply = server.client.post(path, content=body.encode("latin-1"), headers=headers)
     assert reply.status_code == 400, reply.text
-    message = refusal(reply)["message"]
+    message = error_of(reply)["message"]
     assert re.search(words, message), message
     assert len(message) < MAX_MESSAGE + 10
     assert server.engine.made == made
-    assert answered(server)
+    assert still_answers(server)
 
 
-def test_what_is_not_there_is_said_in_the_same_form(server: SimpleNamespace) -> None:
+def test_unknown_paths_and_methods_give_errors_in_the_same_format(server: SimpleNamespace) -> None:
     assert server.client.get("/v1/nothing").status_code == 404
-    assert refusal(server.client.get("/v1/nothing"))["message"]
+    assert error_of(server.client.get("/v1/nothing"))["message"]
     assert server.client.get("/v1/completions").status_code == 405
-    assert refusal(server.client.get("/v1/completions"))["message"]
+    assert error_of(server.client.get("/v1/completions"))["message"]
 
 
-def test_nothing_is_computed_for_a_client_that_has_left(server: SimpleNamespace) -> None:
-    """Contract: when the connection closes, what the request asked for is given up, and others go on as if it had not been."""
+def test_nothing_is_computed_for_a_disconnected_client(server: SimpleNamespace) -> None:
+    """Contract: when the connection closes, its jobs are cancelled; other requests are unaffected."""
     head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    body = json.dumps({**ASKED, "seed": Slow.SLOW, "n": 3})
+    body = json.dumps({**REQUEST, "seed": Slow.SLOW, "n": 3})
     steps = len(server.engine.steps)
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
         client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
         until(lambda: len(server.engine.steps) > steps + 20, "decoding", 60)
         assert server.engine.open_sessions
-    until(lambda: not server.engine.open_sessions, "given up", 60)
+    until(lambda: not server.engine.open_sessions, "cancelled", 60)
     steps = len(server.engine.steps)
-    assert answered(server)
+    assert still_answers(server)
     assert all(Slow.SLOW not in step for step in server.engine.steps[steps:])

@@ -1,4 +1,4 @@
-"""`python -m stages.serving` with a tiny policy and a Q-model, asked by the real `openai` client and by rollouts."""
+"""`python -m stages.serving` with a tiny policy and a Q-model, used by the real `openai` client and by rollouts."""
 
 from __future__ import annotations
 
@@ -76,18 +76,18 @@ def project(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.fixture(scope="module")
 def server(project: Path) -> Iterator[SimpleNamespace]:
-    """The server as a user starts it; its own process id ends it, and then it says so."""
+    """The server as a user starts it, and ends it with the printed `kill` command."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
     command = [sys.executable, "-m", "stages.serving", "--model", "merged", "--port", "0"]
     process = subprocess.Popen(command, cwd=project, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None
     try:
-        said = [process.stdout.readline() for _ in range(3)]
-        address = re.search(r"http://127\.0\.0\.1:\d+/v1", said[0])
-        assert address is not None, [*said, process.stdout.read()]
-        assert f"kill {process.pid}" in said[2]
+        printed = [process.stdout.readline() for _ in range(3)]
+        address = re.search(r"http://127\.0\.0\.1:\d+/v1", printed[0])
+        assert address is not None, [*printed, process.stdout.read()]
+        assert f"kill {process.pid}" in printed[2]
         client = openai.OpenAI(base_url=address.group(), api_key="none", max_retries=0)
-        yield SimpleNamespace(base_url=address.group(), client=client, said=said)
+        yield SimpleNamespace(base_url=address.group(), client=client, printed=printed)
         process.send_signal(signal.SIGTERM)
         rest, _ = process.communicate(timeout=WAIT_S)
         assert (process.returncode, rest) == (0, "serve: ended\n")
@@ -99,15 +99,15 @@ def server(project: Path) -> Iterator[SimpleNamespace]:
 
 
 @pytest.fixture(scope="module")
-def own(project: Path) -> SimpleNamespace:
-    """The same models, played here."""
+def local(project: Path) -> SimpleNamespace:
+    """The same models in this process."""
     policy = load_policy(project / "data/models/merged")
     chat = Chat(policy.tokenizer)
     engine = TorchEngine(policy.model, [chat.end_of_turn], slots=16, max_length=MAX_LENGTH)
     q_model = by_scorer(load_q_model(project / "data/models/q/toy", project / "data/models/sft"))
     same = lambda tokens: action_key(chat.action_text(tokens))  # noqa: E731
 
-    def drawn(token_ids: Sequence[int], key: int, sampling: Sampling, n: int = 1, rank: Any = by_logprob) -> Turn:
+    def draw(token_ids: Sequence[int], key: int, sampling: Sampling, n: int = 1, rank: Any = by_logprob) -> Turn:
         selecting = BestOfEngine(engine, n, rank, same)
         session = selecting.open(token_ids)
         selecting.request(session, key, sampling)
@@ -115,7 +115,7 @@ def own(project: Path) -> SimpleNamespace:
         selecting.close(session)
         return turn
 
-    return SimpleNamespace(chat=chat, drawn=drawn, q_model=q_model)
+    return SimpleNamespace(chat=chat, draw=draw, q_model=q_model)
 
 
 def complete(server: SimpleNamespace, model: str, token_ids: Sequence[int], seed: int, **more: Any) -> Any:
@@ -126,24 +126,24 @@ def complete(server: SimpleNamespace, model: str, token_ids: Sequence[int], seed
     )
 
 
-def test_names_are_those_that_there_is_something_behind(server: SimpleNamespace) -> None:
-    """Contract: a Q-model is offered where there is one; the bare +q where it is clear whose."""
+def test_listed_models_are_those_available(server: SimpleNamespace) -> None:
+    """Contract: +q@DOMAIN is listed for domains with a Q-model, and +q alone if there is one such domain."""
     names = [model.id for model in server.client.models.list()]
     assert names == ["merged", "data/models/merged", "merged+logprob", "merged+vote", "merged+q", "merged+q@toy"]
-    assert server.said[1] == f"serve: models {', '.join(names)}\n"
+    assert server.printed[1] == f"serve: models {', '.join(names)}\n"
     assert server.client.models.retrieve("data/models/merged").id == "data/models/merged"
 
 
-def test_a_completion_is_the_engines_turn_token_for_token(server: SimpleNamespace, own: SimpleNamespace) -> None:
-    prompt = own.chat.prompt_tokens("open the door")
-    turns = [own.drawn(prompt, key, SAMPLING) for key in (7, key64(7, "answer", 0, 1))]
+def test_completion_has_the_engines_tokens_and_logprobs(server: SimpleNamespace, local: SimpleNamespace) -> None:
+    prompt = local.chat.prompt_tokens("open the door")
+    turns = [local.draw(prompt, key, SAMPLING) for key in (7, key64(7, "answer", 0, 1))]
     reply = complete(server, "merged", prompt, 7, n=2)
     assert [tuple(choice.token_ids) for choice in reply.choices] == [turn.token_ids for turn in turns]
     assert [tuple(choice.logprobs.token_logprobs) for choice in reply.choices] == [turn.logprobs for turn in turns]
     assert [choice.finish_reason == "stop" for choice in reply.choices] == [turn.stop_reason == "stop" for turn in turns]
     assert reply.usage.prompt_tokens == len(prompt)
     assert reply.usage.completion_tokens == sum(len(turn.token_ids) for turn in turns)
-    text = own.chat.tokenizer.decode(prompt)
+    text = local.chat.tokenizer.decode(prompt)
     assert (
         complete(server, "merged", prompt, 7).choices[0].text
         == server.client.completions.create(
@@ -154,39 +154,39 @@ def test_a_completion_is_the_engines_turn_token_for_token(server: SimpleNamespac
     )
 
 
-def test_the_best_of_n_is_chosen_as_in_evaluate(server: SimpleNamespace, own: SimpleNamespace) -> None:
-    """Contract: `+q@toy`, `+logprob` and `+vote` play what `evaluate.models` plays under those names, from the same key; requests
-    under different names may be under way together."""
+def test_best_of_n_is_selected_as_in_evaluate(server: SimpleNamespace, local: SimpleNamespace) -> None:
+    """Contract: `+q@toy`, `+logprob` and `+vote` select what `evaluate.models` selects under those names, from the same key;
+    requests under different names may run concurrently."""
     from concurrent.futures import ThreadPoolExecutor
 
-    prompt = own.chat.prompt_tokens("open the box")
+    prompt = local.chat.prompt_tokens("open the box")
     ranks = {
         "merged": (1, by_logprob),
         "merged+logprob": (3, by_logprob),
         "merged+vote": (3, None),
-        "merged+q@toy": (3, own.q_model),
+        "merged+q@toy": (3, local.q_model),
     }
-    wanted = {(name, seed): own.drawn(prompt, seed, SAMPLING, *how) for name, how in ranks.items() for seed in range(6)}
+    wanted = {(name, seed): local.draw(prompt, seed, SAMPLING, *how) for name, how in ranks.items() for seed in range(6)}
     with ThreadPoolExecutor(8) as pool:
         replies = dict(zip(wanted, pool.map(lambda key: complete(server, key[0], prompt, key[1]), wanted), strict=True))
     assert {key: tuple(reply.choices[0].token_ids) for key, reply in replies.items()} == {
         key: turn.token_ids for key, turn in wanted.items()
     }
-    assert len({turn.token_ids for (name, seed), turn in wanted.items() if seed == 1}) > 1, "choosing makes a difference"
+    assert len({turn.token_ids for (name, seed), turn in wanted.items() if seed == 1}) > 1, "selection changes nothing"
 
 
-def test_chat_is_laid_out_as_in_rollouts(server: SimpleNamespace, own: SimpleNamespace) -> None:
-    """Contract: a conversation is the tokens that a rollout of it has; what is left out is as in evaluate.sampling."""
+def test_chat_is_tokenised_as_in_rollouts(server: SimpleNamespace, local: SimpleNamespace) -> None:
+    """Contract: a conversation has the tokens of a rollout of it; omitted settings are those of evaluate.sampling."""
     messages = [*MESSAGES, {"role": "assistant", "content": "go north"}, {"role": "user", "content": "you see a box"}]
     tokens = [
-        *own.chat.prompt_tokens("take the key"),
-        *own.chat.assistant_tokens("go north"),
-        *own.chat.observation_tokens("you see a box"),
+        *local.chat.prompt_tokens("take the key"),
+        *local.chat.assistant_tokens("go north"),
+        *local.chat.observation_tokens("you see a box"),
     ]
     reply = server.client.chat.completions.create(model="merged", messages=messages, logprobs=True)
-    turn = own.drawn(tokens, 0, Sampling(0.0, 1.0, 0, 6))  # greedy, as params.yaml has it
+    turn = local.draw(tokens, 0, Sampling(0.0, 1.0, 0, 6))  # greedy, as in params.yaml
     (choice,) = reply.choices
-    assert choice.message.content == own.chat.action_text(turn.token_ids)
+    assert choice.message.content == local.chat.action_text(turn.token_ids)
     assert tuple(item.logprob for item in choice.logprobs.content) == turn.logprobs
     assert reply.usage.prompt_tokens == len(tokens)
     chunks = list(
@@ -196,9 +196,9 @@ def test_chat_is_laid_out_as_in_rollouts(server: SimpleNamespace, own: SimpleNam
     )
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == choice.message.content
     assert chunks[-1].usage == reply.usage
-    told = [{"role": "system", "content": "take"}, {"role": "user", "content": [{"type": "text", "text": "the key"}]}]
+    separate = [{"role": "system", "content": "take"}, {"role": "user", "content": [{"type": "text", "text": "the key"}]}]
     folded = [{"role": "user", "content": "take\nthe key"}]
-    one, other = (server.client.chat.completions.create(model="merged", messages=item) for item in (told, folded))
+    one, other = (server.client.chat.completions.create(model="merged", messages=item) for item in (separate, folded))
     assert one.choices[0].message.content == other.choices[0].message.content
 
 
@@ -230,7 +230,7 @@ def test_chat_is_laid_out_as_in_rollouts(server: SimpleNamespace, own: SimpleNam
         ({"messages": [{"role": "tool", "content": "go", "tool_call_id": "1"}]}, "BadRequestError", None, "the role 'tool'"),
     ],
 )
-def test_what_cannot_be_answered_is_refused_in_words(
+def test_unanswerable_requests_give_errors_that_say_why(
     server: SimpleNamespace, fields: dict[str, Any], error: str, code: str | None, words: str
 ) -> None:
     with pytest.raises(getattr(openai, error), match=words) as refused:
@@ -238,9 +238,9 @@ def test_what_cannot_be_answered_is_refused_in_words(
     assert refused.value.code == code
 
 
-def test_every_way_of_choosing_is_evaluates_own(project: Path, tmp_path: Path) -> None:
-    """Contract: log-probabilities and values count per token where evaluate.best_of.per_token says so; a specialist's values are
-    its own under the bare name; votes have no ranking; a Q-model's scores stay as they are."""
+def test_variants_use_the_settings_of_evaluate(project: Path, tmp_path: Path) -> None:
+    """Contract: evaluate.best_of.per_token normalises log-probabilities and values, not a Q-model's scores; a specialist's
+    `+value` is its own; votes have no ranking."""
     from stages.params import load_params
 
     params = load_params(project / "params.yaml")
@@ -267,22 +267,22 @@ def test_every_way_of_choosing_is_evaluates_own(project: Path, tmp_path: Path) -
 
 
 class Rooms:
-    """Ends after two actions; what it answers depends on what was said."""
+    """Ends after two actions; its observation depends on the action."""
 
     def reset(self, task: Task) -> Observation:
-        self.task, self.said = task, []
+        self.task, self.actions = task, []
         return Observation(f"you are in room {task.seed}")
 
     def step(self, action: str) -> Step:
-        self.said.append(action)
-        over = len(self.said) == 2
+        self.actions.append(action)
+        over = len(self.actions) == 2
         return Step(Observation("" if over else "you see " + "key " * (key64(action) % 4)), float(over), True, over, False)
 
     def state_key(self) -> str:
-        return "|".join(self.said)
+        return "|".join(self.actions)
 
     def close(self) -> None:
-        self.said = []
+        self.actions = []
 
 
 def play(project: Path, base_url: str, requests: int) -> list[Episode]:
@@ -298,11 +298,11 @@ def play(project: Path, base_url: str, requests: int) -> list[Episode]:
     return episodes
 
 
-def test_our_own_rollouts_play_through_it(
-    server: SimpleNamespace, own: SimpleNamespace, project: Path, monkeypatch: pytest.MonkeyPatch
+def test_rollouts_through_the_server_equal_local_ones(
+    server: SimpleNamespace, local: SimpleNamespace, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Contract: as the `openai` back end it gives what the torch engine draws from the same seeds, however many requests are
-    under way, and its log-probabilities pass the check against the policy's own."""
+    """Contract: as the `openai` back end it draws what the torch engine draws from the same seeds, however many requests are
+    concurrent, and its log-probabilities pass the check against the policy's own."""
     monkeypatch.chdir(project)
     episodes = play(project, server.base_url, 8)
     assert play(project, server.base_url, 1) == episodes
@@ -310,15 +310,15 @@ def test_our_own_rollouts_play_through_it(
     for episode in episodes:
         for turn, record in enumerate(episode.turns):
             key = seed_of(key64(7, "rollout", episode.task_id, int(episode.episode_id[-4:]), turn))
-            drawn = own.drawn(episode.token_ids[: record.start], key, SAMPLING)
+            drawn = local.draw(episode.token_ids[: record.start], key, SAMPLING)
             assert list(drawn.token_ids) == episode.token_ids[record.start : record.end]
             assert list(drawn.logprobs) == episode.logprob[record.start : record.end]
 
 
-def test_choosing_in_front_of_another_server(
-    server: SimpleNamespace, own: SimpleNamespace, project: Path, monkeypatch: pytest.MonkeyPatch
+def test_selection_with_another_server_as_engine(
+    server: SimpleNamespace, local: SimpleNamespace, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Contract: with `--engine openai` another server draws, and this one chooses among its draws."""
+    """Contract: with `--engine openai` another server draws, and this one selects among its draws."""
     from stages.params import load_params
 
     monkeypatch.chdir(project)
@@ -326,17 +326,17 @@ def test_choosing_in_front_of_another_server(
     resources = params.resources.model_copy(update={"engine": EngineParams(base_url=server.base_url, check_turns=2)})
     settings = serve.engine_settings(params.model_copy(update={"resources": resources}), "openai", 8001)
     player = open_player(project / "data/models/merged", settings)
-    selecting = BestOfEngine(player.engine, 3, own.q_model, lambda tokens: action_key(player.chat.action_text(tokens)))
-    prompt = own.chat.prompt_tokens("open the box")
+    selecting = BestOfEngine(player.engine, 3, local.q_model, lambda tokens: action_key(player.chat.action_text(tokens)))
+    prompt = local.chat.prompt_tokens("open the box")
     for seed in range(3):
         session = selecting.open(prompt)
         selecting.request(session, seed, SAMPLING)
         (turn,) = selecting.advance()
         draws = [
-            own.drawn(prompt, seed_of(key), SAMPLING) for key in (seed, key64(seed, "best_of", 1), key64(seed, "best_of", 2))
+            local.draw(prompt, seed_of(key), SAMPLING) for key in (seed, key64(seed, "best_of", 1), key64(seed, "best_of", 2))
         ]
-        same = lambda tokens: action_key(own.chat.action_text(tokens))  # noqa: E731
-        assert turn.token_ids == draws[choose(prompt, draws, own.q_model, same)].token_ids
+        same = lambda tokens: action_key(local.chat.action_text(tokens))  # noqa: E731
+        assert turn.token_ids == draws[choose(prompt, draws, local.q_model, same)].token_ids
     player.close()
 
 
@@ -354,7 +354,7 @@ def test_choosing_in_front_of_another_server(
         (["--port", "TAKEN"], "is not available (Address already in use); choose another with --port"),
     ],
 )
-def test_what_cannot_be_served_is_said_at_the_start(
+def test_invalid_arguments_are_reported_at_start(
     arguments: list[str],
     words: str,
     project: Path,
@@ -362,7 +362,7 @@ def test_what_cannot_be_served_is_said_at_the_start(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(project)
-    monkeypatch.setattr(serve, "quiet_environment", lambda *settings: None)  # it is the whole process's
+    monkeypatch.setattr(serve, "quiet_environment", lambda *settings: None)  # it affects the whole process
     handler = signal.getsignal(signal.SIGTERM)
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -376,7 +376,7 @@ def test_what_cannot_be_served_is_said_at_the_start(
     assert words in capsys.readouterr().err
 
 
-def test_what_is_left_out_is_said_at_the_start(project: Path) -> None:
+def test_unsupported_scaffold_is_warned_about_at_start(project: Path) -> None:
     from stages.params import load_params
 
     params = load_params(project / "params.yaml")
@@ -386,7 +386,7 @@ def test_what_is_left_out_is_said_at_the_start(project: Path) -> None:
     assert serve.warnings(changed) != []
 
 
-def test_a_server_in_front_of_itself_is_refused(project: Path) -> None:
+def test_own_address_as_engine_is_rejected(project: Path) -> None:
     from stages.params import load_params
 
     params = load_params(project / "params.yaml")

@@ -1,4 +1,4 @@
-"""What is damaged on the disk costs itself at most, and a healthy run is not commented on."""
+"""Damaged files lose at most their own content, and a healthy run prints nothing."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def finished(root: Path, stage: str = "rl", domain: str | None = "search") -> Sp
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_record_of_what_was_sent_counts_as_none(root: Path, damage: bytes) -> None:
+def test_damaged_state_file_counts_as_nothing_sent(root: Path, damage: bytes) -> None:
     spool = finished(root)
     spool.state_path.write_bytes(damage)
     assert spool.load_sent() == Sent(again=spool.path.stat().st_size)
 
 
-def test_all_is_sent_again_and_nothing_is_there_twice(root: Path, server: Server) -> None:
-    """Contract: a damaged `.state` file blocks nothing, and what the server has already is not made a second time."""
+def test_resending_after_damage_makes_no_duplicates(root: Path, server: Server) -> None:
+    """Contract: a damaged `.state` file blocks nothing, and what the server already has is not created again."""
     spool = spooled(root)
     attach(spool, {"kind": "artifact"}, "history.csv", "step\n1\n")
     for _ in range(2):
@@ -49,7 +49,7 @@ def test_all_is_sent_again_and_nothing_is_there_twice(root: Path, server: Server
     spool.append({"kind": "end", "status": "FINISHED"})
     other = finished(root, "sft", None)
     other.state_path.write_bytes(b"{")
-    # As `python -m stages.tracking` does it once the stages are gone: both have said their end.
+    # As `python -m stages.tracking` does once both stages have ended.
     assert replay(root, server) == 2
     assert not spools(root)
     found = runs(server)
@@ -60,7 +60,7 @@ def test_all_is_sent_again_and_nothing_is_there_twice(root: Path, server: Server
     assert [len(trace.info.assessments) for trace in traces] == [2, 2]
 
 
-def test_a_follower_outlives_a_damaged_record_and_a_full_disk(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_follower_survives_damaged_state_and_full_disk(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spool = finished(root)
     follower = Follower(root, spool, os.getppid())
 
@@ -72,11 +72,11 @@ def test_a_follower_outlives_a_damaged_record_and_a_full_disk(root: Path, monkey
         patch.setattr(Spool, "save_sent", full)
         assert not follower._send()
         assert follower.failures == 1
-    assert follower._send(), "there is room again: all is sent"
+    assert follower._send(), "not sent although there is space again"
     assert not spools(root)
 
 
-def test_a_stage_that_exits_before_its_follower_has_started_is_sent(root: Path) -> None:
+def test_run_that_ends_before_its_follower_starts_is_sent(root: Path) -> None:
     spool = finished(root)
     stage = subprocess.Popen(["true"])
     stage.wait()
@@ -84,8 +84,8 @@ def test_a_stage_that_exits_before_its_follower_has_started_is_sent(root: Path) 
     assert not spools(root)
 
 
-def test_an_event_of_any_size_is_sent(root: Path, server: Server) -> None:
-    """Contract: whatever a stage says leaves the spool; what follows a large event is not held back by it."""
+def test_event_larger_than_a_read_is_sent(root: Path, server: Server) -> None:
+    """Contract: events of any size leave the spool, and a large one does not block those after it."""
     spool = spooled(root)
     large = trace_of({**EPISODE, "messages": [{"role": "user", "content": "x" * (MAX_READ + 100_000)}]})
     spool.append({"kind": "trace", **large})
@@ -97,8 +97,8 @@ def test_an_event_of_any_size_is_sent(root: Path, server: Server) -> None:
     assert len(server.client.search_traces(locations=[server.experiment])) == 1
 
 
-def test_damaged_events_are_passed_over(root: Path, server: Server) -> None:
-    """A line may be valid JSON and no event all the same; a carriage return ends no line."""
+def test_damaged_events_are_skipped(root: Path, server: Server) -> None:
+    """A line may be valid JSON but no event; a carriage return does not end a line."""
     spool = spooled(root)
     t = b'{"t": 1, "kind": '
     damaged = [b"5", b"null", b'"metric"', b"{}", t + b'"metric"}', t + b'"metric", "name": "a", "value": "b", "step": 0}']
@@ -114,10 +114,10 @@ def test_damaged_events_are_passed_over(root: Path, server: Server) -> None:
 
 
 @pytest.mark.parametrize("header", [b"{", b"5", b'{"kind": "run", "t": 1}'])
-def test_a_file_whose_first_line_is_damaged_is_set_aside(
+def test_spool_with_damaged_header_is_set_aside(
     root: Path, server: Server, header: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It holds nobody back, is not thrown away, and is told of."""
+    """It is kept and reported, and does not block other spools."""
     broken = finished(root)
     lines = broken.path.read_bytes().split(b"\n")
     broken.path.write_bytes(b"\n".join([header, *lines[1:]]))
@@ -129,7 +129,7 @@ def test_a_file_whose_first_line_is_damaged_is_set_aside(
     assert "first line is damaged" in capsys.readouterr().out
 
 
-def test_a_file_that_can_not_be_sent_keeps_no_other_back(root: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsendable_spool_does_not_block_others(root: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = finished(root), finished(root, "sft", None)
     send = Sender.send
 
@@ -144,8 +144,8 @@ def test_a_file_that_can_not_be_sent_keeps_no_other_back(root: Path, server: Ser
     assert not second.path.exists()
 
 
-def test_a_healthy_run_ends_without_a_word(root: Path) -> None:
-    """Contract: tracking says something at the end of a stage only if there is something that a person should do."""
+def test_healthy_run_prints_nothing(root: Path) -> None:
+    """Contract: at the end of a stage, tracking prints only what somebody must act on."""
     process = start_stage(root, "go")
     out, stderr = process.communicate(timeout=120)
     assert (process.returncode, out, stderr) == (0, "started\n", "")
@@ -153,13 +153,13 @@ def test_a_healthy_run_ends_without_a_word(root: Path) -> None:
 
 
 class Alive:
-    """A follower at work."""
+    """A running follower."""
 
     def poll(self) -> None:
         return None
 
 
-def test_a_short_stage_tells_of_a_server_that_did_not_answer_earlier_ones(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unsent_events_of_earlier_stages_are_warned_about(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tracker = SpoolTracker.__new__(SpoolTracker)
     tracker.root, tracker.spool, tracker.follower = root, spooled(root), Alive()
     tracker._warn_if_unsent()

@@ -1,4 +1,4 @@
-"""One parent per lifecycle, children for what was executed and for what was not, and no run that stays RUNNING for ever."""
+"""One parent run per lifecycle, child runs for executed and cached stages, and no run that stays RUNNING."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def finish(server: Server, stage: str, status: str = "FINISHED") -> None:
     assert Sender(server, spool).send()
 
 
-def test_a_stage_tells_of_what_dvc_did_not_execute_before_it(root: Path, server: Server) -> None:
-    """Children for cached stages too, with state and hashes, once in a lifecycle; what comes after the stage is not told of."""
+def test_cached_upstream_stages_get_child_runs(root: Path, server: Server) -> None:
+    """Their child runs have state and hashes, once per lifecycle; downstream stages get none."""
     (root / "dvc.lock").write_text(LOCK)
     (root / "dvc.yaml").write_text(DVC_YAML)
     assert add_upstream_runs(now(root), root, "rl", "search") == ["curate@search", "sft"]
@@ -60,8 +60,8 @@ def test_a_stage_tells_of_what_dvc_did_not_execute_before_it(root: Path, server:
     assert run.data.tags["mlflow.parentRunId"] == found["lifecycle"].info.run_id
 
 
-def test_a_stage_that_ran_is_not_told_of_as_cached_however_late_its_events_arrive(root: Path, server: Server) -> None:
-    """The notes are lost, so the server is asked: a cached stage has one run per lifecycle, and learns its exact state."""
+def test_executed_stage_is_not_recorded_as_cached(root: Path, server: Server) -> None:
+    """Without local notes the server is asked: a cached stage has one run per lifecycle, updated with its exact state."""
     finish(server, "sft")
     add_cached_runs(now(root), [Locked("sft"), Locked("merge")], {})
     add_cached_runs(now(root), [Locked("merge")], {"merge": "restored"})
@@ -80,7 +80,7 @@ def test_a_stage_that_ran_is_not_told_of_as_cached_however_late_its_events_arriv
         ([("sft", "FAILED"), ("merge", "KILLED")], "KILLED"),
     ],
 )
-def test_a_lifecycle_is_what_its_stages_last_runs_are(
+def test_lifecycle_status_follows_the_last_run_of_each_stage(
     root: Path, server: Server, ended: list[tuple[str, str]], expected: str
 ) -> None:
     for stage, status in ended:
@@ -88,8 +88,8 @@ def test_a_lifecycle_is_what_its_stages_last_runs_are(
     assert runs(server)["lifecycle"].info.status == expected
 
 
-def test_a_lifecycle_runs_as_long_as_one_of_its_stages(root: Path, server: Server) -> None:
-    """Domains side by side: the first that ends does not end the lifecycle."""
+def test_lifecycle_is_running_while_one_of_its_stages_is(root: Path, server: Server) -> None:
+    """With domains in parallel, the first stage to end does not end the lifecycle."""
     first, second = spooled(root, "sft", None), spooled(root, "merge", None)
     Sender(server, first).send()
     Sender(server, second).send()
@@ -102,7 +102,7 @@ def test_a_lifecycle_runs_as_long_as_one_of_its_stages(root: Path, server: Serve
 
 
 @pytest.mark.parametrize(("name", "value"), [("LIFECYCLE_RUN_ID", "flow-1"), ("DVC_EXP_NAME", "silky-gum")])
-def test_flow_runs_and_experiments_have_lifecycles_of_their_own(
+def test_flow_runs_and_experiments_have_their_own_lifecycles(
     root: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     plain = now(root)
@@ -114,8 +114,8 @@ def test_flow_runs_and_experiments_have_lifecycles_of_their_own(
     )
 
 
-def test_sweeping_ends_runs_of_processes_that_are_gone_and_no_others(root: Path, server: Server, tmp_path: Path) -> None:
-    """A run of a killed process never stays RUNNING, also if its spool was deleted; other machines' and checkouts' runs stay."""
+def test_sweep_ends_only_runs_of_dead_local_processes(root: Path, server: Server, tmp_path: Path) -> None:
+    """A killed process's run never stays RUNNING, even if its spool was deleted; runs of other machines and checkouts do."""
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     here = {"host": socket.gethostname(), "checkout": str(root), "pid": str(gone.pid)}
@@ -137,7 +137,7 @@ def test_sweeping_ends_runs_of_processes_that_are_gone_and_no_others(root: Path,
 
 
 def follower_of(stage: subprocess.Popen) -> psutil.Process:
-    """The stage's follower; its command line is empty for a moment after the stage started it, while the program is loaded."""
+    """The stage's follower; its command line is empty until its program is loaded."""
 
     def found() -> list[psutil.Process]:
         return [child for child in psutil.Process(stage.pid).children() if "--follow" in child.cmdline()]
@@ -146,7 +146,7 @@ def follower_of(stage: subprocess.Popen) -> psutil.Process:
     return found()[0]
 
 
-def test_a_stage_whose_follower_is_killed_gets_another(root: Path, server: Server) -> None:
+def test_killed_follower_is_replaced(root: Path, server: Server) -> None:
     stage = start_stage(root, "wait")
     assert stage.stdout is not None
     assert stage.stdin is not None
@@ -163,8 +163,8 @@ def test_a_stage_whose_follower_is_killed_gets_another(root: Path, server: Serve
     assert [point.value for point in server.client.get_metric_history(run.info.run_id, "loss")] == [1.0, 0.5]
 
 
-def test_stage_and_follower_killed_are_found_by_whoever_comes_next(root: Path, server: Server) -> None:
-    """kill -9 of both: the run stands as RUNNING until `python -m stages.tracking`, or the next stage, marks it KILLED."""
+def test_run_of_killed_stage_and_follower_is_marked_killed_later(root: Path, server: Server) -> None:
+    """kill -9 of both: the run stays RUNNING until `python -m stages.tracking`, or the next stage, marks it KILLED."""
     stage = start_stage(root, "wait")
     assert stage.stdout is not None
     assert stage.stdout.readline() == "started\n"
@@ -182,8 +182,8 @@ def test_stage_and_follower_killed_are_found_by_whoever_comes_next(root: Path, s
     assert {run.info.status for run in runs(server).values()} == {"KILLED"}
 
 
-def test_whoever_drives_dvc_says_what_it_did(root: Path, server: Server) -> None:
-    """`--state` from a flow: skipped stages get children with their state; those that ran have runs of their own."""
+def test_stage_states_from_a_flow_become_child_runs(root: Path, server: Server) -> None:
+    """`--state` from a flow: skipped stages get child runs with their state; those that ran have their own runs."""
     (root / "dvc.lock").write_text(LOCK)
     (root / "params.yaml").write_bytes((ROOT / "params.yaml").read_bytes())
     states = parse_states(["sft=unchanged", "merge=restored", "rl@search=ran", "gone=restored"])
@@ -195,8 +195,8 @@ def test_whoever_drives_dvc_says_what_it_did(root: Path, server: Server) -> None
         parse_states(["merge=skipped"])
 
 
-def test_without_a_driver_dvc_says_which_stages_are_up_to_date(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stages that `dvc status` calls changed, and those the lifecycle knows, are not told of."""
+def test_without_a_flow_dvc_status_gives_the_cached_stages(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stages that `dvc status` calls changed, and those already recorded, are left out."""
     (root / "dvc.lock").write_text(LOCK)
     (root / "params.yaml").write_bytes((ROOT / "params.yaml").read_bytes())
     monkeypatch.setattr("stages.tracking.__main__.changed_stages", lambda root: {"merge"})

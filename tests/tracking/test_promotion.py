@@ -1,4 +1,4 @@
-"""The alias `champion` moves only where the paired test on the frozen panels says better."""
+"""The alias `champion` moves only if the paired test on the frozen panels shows an improvement."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def played(model: str, successes: dict[str, int], panel: str = "p1") -> list[dic
         ({"a": 10}, {"a": 30}, False, "worse than X on a"),
     ],
 )
-def test_better_somewhere_and_worse_nowhere(challenger: dict, holder: dict, promoted: bool, why: str) -> None:
+def test_promotion_needs_better_somewhere_and_worse_nowhere(challenger: dict, holder: dict, promoted: bool, why: str) -> None:
     decision = decide(played("m", challenger), played("n", holder), "X", SETTINGS)
     assert decision.promoted is promoted
     assert why in decision.conclusion
@@ -71,7 +71,7 @@ def test_different_panels_are_not_compared() -> None:
 
 
 def evaluated(server: Server, digest: str, merged: dict[str, int], panel: str = "p1", sampling: dict | None = None) -> None:
-    """What an evaluate stage sends that found `merged` successes with a model of hash `digest`."""
+    """Send the events of an evaluate stage: `merged` successes by a model of hash `digest`."""
     spool = spooled(server.root, "evaluate", None)
     settings = {**SETTINGS, "model": "merged", "sampling": sampling or SAMPLING}
     event = {"kind": "model", "name": "bellwether", "path": "data/models/merged", "md5": digest, "settings": settings}
@@ -87,8 +87,8 @@ def holder(server: Server) -> int | None:
     return number(found) if found is not None else None
 
 
-def test_the_champion_is_who_was_better(root: Path, server: Server) -> None:
-    """The first must beat the policy it started from, later ones the champion; what was decided stands on version and run."""
+def test_champion_is_replaced_only_by_a_better_version(root: Path, server: Server) -> None:
+    """The first version must beat sft, later ones the champion; the decision is a tag of version and run."""
     assert holder(server) is None
     evaluated(server, "11.dir", {"a": 11})
     assert holder(server) is None
@@ -102,12 +102,12 @@ def test_the_champion_is_who_was_better(root: Path, server: Server) -> None:
     assert holder(server) == 5
     found = versions(server, "bellwether")
     assert [version.tags["dvc.md5"] for version in found] == ["11.dir", "22.dir", "33.dir", "44.dir", "44.dir"]
-    told = [version.tags["champion.decision"] for version in found]
-    assert re.search("not promoted: .*sft", told[0])
-    assert "; promoted: better than sft on a" in told[1]
-    assert "sampling settings differ" in told[3]
-    assert "promoted: better than champion version 2 on a" in told[4]
-    # The same bytes again are no new version; what they are held against now is the champion.
+    decisions = [version.tags["champion.decision"] for version in found]
+    assert re.search("not promoted: .*sft", decisions[0])
+    assert "; promoted: better than sft on a" in decisions[1]
+    assert "sampling settings differ" in decisions[3]
+    assert "promoted: better than champion version 2 on a" in decisions[4]
+    # The same bytes make no new version; they are compared with the current champion.
     evaluated(server, "22.dir", {"a": 25})
     assert holder(server) == 5
     again = versions(server, "bellwether")
@@ -120,7 +120,7 @@ def test_the_champion_is_who_was_better(root: Path, server: Server) -> None:
     assert holder(server) is None
 
 
-def test_the_command_says_why(root: Path, server: Server) -> None:
+def test_promote_command_explains_its_decision(root: Path, server: Server) -> None:
     (root / "params.yaml").write_bytes((ROOT / "params.yaml").read_bytes())
 
     def promote(*arguments: str) -> tuple[int, str]:
@@ -129,20 +129,20 @@ def test_the_command_says_why(root: Path, server: Server) -> None:
         done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, check=False)
         return done.returncode, done.stdout + done.stderr
 
-    code, said = promote()
+    code, output = promote()
     assert code == 2
-    assert "there is no version of bellwether" in said
+    assert "there is no version of bellwether" in output
     evaluated(server, "11.dir", {"a": 25})
     evaluated(server, "22.dir", {"a": 25, "b": 30}, panel="p2")
-    code, said = promote()
+    code, output = promote()
     assert code == 1
-    assert "bellwether version 2: data/models/merged, DVC hash 22.dir" in said
-    assert "cannot be compared" in said
-    assert said.endswith("champion: version 1\n")
+    assert "bellwether version 2: data/models/merged, DVC hash 22.dir" in output
+    assert "cannot be compared" in output
+    assert output.endswith("champion: version 1\n")
 
 
-def test_a_version_points_to_bytes_that_dvc_can_bring(tmp_path: Path) -> None:
-    """The version's file is a DVC file like any other: `dvc checkout` of it gives the very folder back."""
+def test_version_pointer_can_be_checked_out_with_dvc(tmp_path: Path) -> None:
+    """The version's file is an ordinary DVC file: `dvc checkout` of it restores the same folder."""
 
     def dvc(*arguments: str) -> None:
         subprocess.run([sys.executable, "-m", "dvc", *arguments, "--quiet"], cwd=tmp_path, check=True)

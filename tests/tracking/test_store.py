@@ -1,4 +1,4 @@
-"""A checkout that was copied or moved keeps its runs, and writes into no other; `make ui` says where it really is."""
+"""A copied or moved checkout keeps its runs and writes only into itself; `make ui` prints the actual address."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stages.tracking.store import relocate
 from stages.tracking.ui import served
 
 
-def sent(root: Path, stage: str, domain: str | None) -> None:
+def send_run(root: Path, stage: str, domain: str | None) -> None:
     spool = spooled(root, stage, domain)
     attach(spool, {"kind": "artifact"}, "history.csv", f"of {stage}")
     spool.append({"kind": "trace", **trace_of(EPISODE)})
@@ -36,15 +36,15 @@ def text(server: Server, name: str) -> str:
     return Path(server.mlflow.artifacts.download_artifacts(artifact_uri=uri)).read_text()
 
 
-def test_a_copied_checkout_writes_into_itself_alone(root: Path) -> None:
-    """Contract: `mlflow.db` of a copy leads nobody to the checkout that it was copied from, and old runs keep their files."""
+def test_copied_checkout_writes_only_into_itself(root: Path) -> None:
+    """Contract: a copy's `mlflow.db` does not point to the original checkout, and old runs keep their files."""
     first, copy = root / "first % one", root / "second" / "copy"
     first.mkdir()
     shutil.move(root / "mlflow.db", first / "mlflow.db")
-    sent(first, "rl", "search")
+    send_run(first, "rl", "search")
     shutil.copytree(first, copy)
     before = files(first)
-    sent(copy, "sft", None)
+    send_run(copy, "sft", None)
     assert files(first) == before
     assert files(copy) > before
     shutil.rmtree(first)
@@ -55,8 +55,8 @@ def test_a_copied_checkout_writes_into_itself_alone(root: Path) -> None:
     assert relocate(copy) is None, "nothing is left to change"
 
 
-def test_another_name_of_the_same_checkout_changes_nothing(root: Path) -> None:
-    sent(root, "rl", "search")
+def test_symlink_to_the_same_checkout_changes_nothing(root: Path) -> None:
+    send_run(root, "rl", "search")
     link = root.with_name(f"{root.name}-link")
     link.symlink_to(root)
     before = (root / "mlflow.db").read_bytes()
@@ -73,11 +73,11 @@ def test_another_name_of_the_same_checkout_changes_nothing(root: Path) -> None:
         (["-p", "5005", "--static-prefix", "/x"], "http://127.0.0.1:5005"),
     ],
 )
-def test_the_address_is_that_of_the_options(given: list[str], address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ui_address_follows_the_options(given: list[str], address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_PORT", raising=False)
     monkeypatch.delenv("MLFLOW_HOST", raising=False)
-    said, options = served(given)
-    assert said == address
+    printed, options = served(given)
+    assert printed == address
     assert f"http://{options[1]}:{options[3]}" == address
     assert options[options.index("--allowed-hosts") + 1] == "127.0.0.1,127.0.0.1:*,localhost,localhost:*"
     port = address.rpartition(":")[2]
@@ -85,14 +85,14 @@ def test_the_address_is_that_of_the_options(given: list[str], address: str, monk
     assert options[10:] == [item for item in given if item in ("--static-prefix", "/x")]
 
 
-def test_make_ui_prints_the_port_that_was_asked_for(root: Path) -> None:
-    """`make ui UI_ARGS='--port N'` says N, and listens there."""
+def test_make_ui_prints_the_requested_port(root: Path) -> None:
+    """`make ui UI_ARGS='--port N'` prints N, and listens there."""
     port = free_port()
     makefile = (ROOT / "Makefile").read_text()
     recipe = makefile.split("\nui: install\n")[1].split("\n\n")[0]
     assert "stages.tracking.ui $(UI_ARGS)" in recipe
     assert "5000" not in recipe
-    stub = root / "bin" / "python"  # MLflow's own server takes seconds to start, and is not what is looked at
+    stub = root / "bin" / "python"  # replaces MLflow's own server, which takes seconds to start
     stub.parent.mkdir()
     stub.write_text(f'#!/bin/sh\ncase "$*" in *"mlflow ui"*) echo "$@";; *) exec {sys.executable} "$@";; esac\n')
     stub.chmod(0o755)

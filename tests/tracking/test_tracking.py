@@ -27,7 +27,7 @@ from stages.tracking.sweep import replay
 UNREACHABLE = "http://127.0.0.1:9"
 
 
-def test_off_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracking_off_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BELLWETHER_TRACKING", "off")
     tracker = open_tracker(tmp_path, "rl", "search", parse_params(PARAMS))
     assert type(tracker) is Tracker
@@ -40,7 +40,7 @@ def test_flatten() -> None:
     assert flatten({"a": {"b": 1, "c": {"d": [2]}}, "e": {}}) == {"a.b": 1, "a.c.d": [2], "e": {}}
 
 
-def test_a_stage_becomes_a_child_run_with_everything_it_said(root: Path, server: Server) -> None:
+def test_stage_becomes_a_child_run_with_all_its_events(root: Path, server: Server) -> None:
     """One parent run per lifecycle, one child per stage and domain with parameters, curves, files, tags, datasets and traces."""
     spool = spooled(root)
     spool.append({"kind": "params", "values": {"extra": "1"}})
@@ -73,8 +73,8 @@ def test_a_stage_becomes_a_child_run_with_everything_it_said(root: Path, server:
     assert {item.path for item in server.client.list_artifacts(child.info.run_id)} == {"history.csv"}
 
 
-def test_a_trace_shows_turns_tool_calls_rewards_and_advantages(root: Path, server: Server) -> None:
-    """Per turn: what the policy saw and did, its log-probability and mean advantage, and what the environment made of it."""
+def test_trace_shows_turns_tool_calls_rewards_and_advantages(root: Path, server: Server) -> None:
+    """Per turn: the policy's input, action, log-probability and mean advantage, and the environment's response."""
     spool = spooled(root)
     spool.append({"kind": "trace", **trace_of(EPISODE)})
     spool.append({"kind": "end", "status": "FINISHED"})
@@ -93,8 +93,8 @@ def test_a_trace_shows_turns_tool_calls_rewards_and_advantages(root: Path, serve
     assert {item.name: item.value for item in trace.info.assessments} == {"reward": 1.0, "success": True}
 
 
-def test_what_was_interrupted_is_sent_again_and_counted_once(root: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exactly once: a sender that dies after the server took an event, before that was noted, repeats it without a duplicate."""
+def test_interrupted_sending_repeats_without_duplicates(root: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exactly once: if a sender dies after the server took an event, before that is noted, it is repeated without effect."""
     spool = spooled(root)
     for step in range(10):
         spool.append({"kind": "metric", "name": "loss", "value": 0.5, "step": step})
@@ -104,7 +104,7 @@ def test_what_was_interrupted_is_sent_again_and_counted_once(root: Path, server:
     confirm, calls = Sender._confirm, 0
 
     for fatal in (1, 2, 2):
-        # Killed after the run was made, then after the first batch, then after the trace was sent.
+        # Killed after the run was created, then after the first batch, then after the trace was sent.
         calls = 0
 
         def dies(self: Sender, offset: int, fatal: int = fatal) -> None:
@@ -141,7 +141,7 @@ def test_stages_of_one_lifecycle_share_a_parent(root: Path, server: Server, monk
     assert parents[0] == parents[1] != parents[2]
 
 
-def test_one_refused_event_costs_nothing_but_itself(root: Path, server: Server) -> None:
+def test_rejected_event_does_not_affect_others(root: Path, server: Server) -> None:
     spool = spooled(root)
     spool.append({"kind": "params", "values": {"rl.steps": "8"}})
     spool.append({"kind": "artifact", "files": "gone"})
@@ -165,14 +165,14 @@ def test_leftovers_of_dead_stages_are_sent_and_marked_killed(root: Path, server:
     spool.append({"kind": "metric", "name": "loss", "value": 1.0, "step": 0})
     with spool.path.open("ab") as handle:
         handle.write(b'{"kind": "cut off by the ki')
-    living = spooled(root, "sft", None)
+    alive = spooled(root, "sft", None)
     assert replay(root, server) == 1
-    assert [item.path for item in spools(root)] == [living.path]
+    assert [item.path for item in spools(root)] == [alive.path]
     assert runs(server)["rl@search"].info.status == "KILLED"
 
 
-def test_a_file_is_there_with_its_header_or_not_at_all(root: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever looks for what was left while a stage starts must not take its file for one of a stage that died."""
+def test_spool_file_appears_with_its_header(root: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replay while a stage starts must not take its file for that of a dead stage."""
     rename, seen = os.replace, []
 
     def late(source: Path, target: Path) -> None:
@@ -189,7 +189,7 @@ def test_a_file_is_there_with_its_header_or_not_at_all(root: Path, server: Serve
     assert header["title"] == "report"
 
 
-def test_a_follower_whose_file_another_has_sent_leaves_nothing(root: Path) -> None:
+def test_follower_of_an_already_sent_spool_leaves_no_files(root: Path) -> None:
     spool = spooled(root, "report", None)
     spool.remove()
     command = [sys.executable, "-m", "stages.tracking", "--follow", str(spool.path)]
@@ -198,8 +198,8 @@ def test_a_follower_whose_file_another_has_sent_leaves_nothing(root: Path) -> No
     assert not [path for path in spool.path.parent.iterdir() if path.is_file()]
 
 
-def test_a_server_that_is_gone_stops_nothing_and_loses_nothing(root: Path) -> None:
-    """A server that does not answer never stops a stage; what it missed is sent when it is back."""
+def test_unreachable_server_neither_stops_a_stage_nor_loses_events(root: Path) -> None:
+    """Events for a server that does not answer are sent when it is back."""
     process = start_stage(root, "wait", MLFLOW_TRACKING_URI=UNREACHABLE)
     assert until(lambda: any(spool.load_sent().error for spool in spools(root)))
     _, stderr = process.communicate("\n", timeout=120)
@@ -215,13 +215,13 @@ def test_a_server_that_is_gone_stops_nothing_and_loses_nothing(root: Path) -> No
 
     assert replay_with(MLFLOW_TRACKING_URI=UNREACHABLE) == 1
     assert len(spools(root)) == 1
-    # The stage's follower holds on to the file for a few seconds more.
+    # The stage's follower holds the file for a few more seconds.
     assert until(lambda: replay_with() == 0)
     assert not spools(root)
 
 
-def test_a_killed_stage_is_marked_killed_by_its_follower(root: Path) -> None:
-    """kill -9 leaves no run that stays RUNNING for ever."""
+def test_killed_stage_is_marked_killed_by_its_follower(root: Path) -> None:
+    """kill -9 leaves no run that stays RUNNING."""
     process = start_stage(root, "wait")
     assert process.stdout is not None
     assert process.stdout.readline() == "started\n"
@@ -244,7 +244,7 @@ TWO_GPUS = SimpleNamespace(
     nvmlDeviceGetMemoryInfo=lambda gpu: SimpleNamespace(used=2_000_000_000),
     nvmlDeviceGetPowerUsage=lambda gpu: 300_500,
 )
-"""What NVIDIA's library says on a machine with two."""
+"""NVIDIA's library on a machine with two GPUs."""
 
 
 def test_system_metrics_of_the_stage_and_of_every_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,7 +262,7 @@ def test_without_a_gpu_there_are_no_gpu_metrics(tmp_path: Path, monkeypatch: pyt
     assert not [name for name in Sampler(os.getppid(), tmp_path).sample() if "gpu" in name]
 
 
-def test_a_full_disk_is_reported_once_and_the_stage_goes_on(
+def test_full_disk_is_reported_once_and_the_stage_continues(
     root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tracker = SpoolTracker.__new__(SpoolTracker)
@@ -278,15 +278,15 @@ def test_a_full_disk_is_reported_once_and_the_stage_goes_on(
     assert capsys.readouterr().err.count("No space left on device") == 1
 
 
-def test_the_header_holds_no_more_than_json(root: Path) -> None:
+def test_header_is_plain_json(root: Path) -> None:
     header = Lifecycle.now(root, parse_params(PARAMS)).header("merge", None)
     assert json.loads(json.dumps(header)) == header
     assert header["params"]["merge.method"] == "ram_plus"
     assert "rl.steps" not in header["params"]
 
 
-def test_a_database_is_made_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that is killed while it makes MLflow's tables leaves nothing that later runs would stumble over."""
+def test_database_is_created_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process killed while it creates MLflow's tables leaves nothing that breaks later runs."""
     from mlflow.store.tracking import sqlalchemy_store
 
     def killed(uri: str, artifacts: str) -> None:
@@ -302,10 +302,8 @@ def test_a_database_is_made_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
     assert [path.name for path in tmp_path.glob("mlflow*")] == ["mlflow.db"]
 
 
-def test_files_are_kept_as_they_were_and_a_missing_one_costs_nothing_but_itself(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """An outage may outlast the next run, which writes the same files anew."""
+def test_artifacts_are_copied_and_missing_ones_reported(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An outage may outlast the next run, which overwrites the same files."""
     tracker = SpoolTracker.__new__(SpoolTracker)
     tracker.root, tracker.spool, tracker.broken = root, spooled(root), False
     tracker.follower, tracker.spent_s = None, 0.0
@@ -328,11 +326,11 @@ Server(Path(sys.argv[1]))
 """
 
 
-def test_stages_that_start_together_make_one_database(tmp_path: Path) -> None:
-    """Contract: MLflow's tables are made by one process alone; two at once would leave them half made for good."""
+def test_concurrent_stages_create_one_database(tmp_path: Path) -> None:
+    """Contract: only one process creates MLflow's tables; two at once would leave them permanently incomplete."""
     command = [sys.executable, "-c", CONNECT, str(tmp_path)]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("MLFLOW_")}
     both = [subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(3)]
-    told = [process.communicate(timeout=120)[1] for process in both]
-    assert [process.returncode for process in both] == [0, 0, 0], told
-    assert sum(text.count("Creating initial MLflow database tables") for text in told) == 1
+    logs = [process.communicate(timeout=120)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0, 0], logs
+    assert sum(text.count("Creating initial MLflow database tables") for text in logs) == 1

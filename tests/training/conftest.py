@@ -20,7 +20,7 @@ MakeContext = Callable[..., StageContext]
 
 @pytest.fixture
 def other_precision() -> Iterator[None]:
-    """For tests whose precision is not float32: accelerate knows one per process until it is told to forget it."""
+    """For tests whose precision is not float32: accelerate keeps one per process until its state is reset."""
     from accelerate.state import AcceleratorState
 
     AcceleratorState._reset_state(reset_partial_state=True)

@@ -1,4 +1,4 @@
-"""stages.training.adapters: what is trained, what is shared, what a checkpoint holds; sampling with adapters."""
+"""LoRA adapters: trained and shared parameters, checkpoints, sampling."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def with_adapters(folder: Path, **settings):
     return model
 
 
-def test_adapters_start_as_no_change_and_are_all_that_is_trained(tiny_policy: Path) -> None:
+def test_adapters_start_at_zero_and_are_the_only_trained_parameters(tiny_policy: Path) -> None:
     plain, model = load_policy(tiny_policy, attention="sdpa").model, with_adapters(tiny_policy)
     assert torch.equal(logits(model), logits(plain))
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
@@ -69,18 +69,18 @@ def test_targets_are_names_of_linear_layers(tiny_policy: Path) -> None:
             with_adapters(tiny_policy, targets=targets)
 
 
-def test_frozen_weights_in_bfloat16_leave_the_factors_in_float32(tiny_policy: Path) -> None:
+def test_factors_are_float32_with_frozen_bfloat16_weights(tiny_policy: Path) -> None:
     policy = adapted_policy(tiny_policy, precision="bfloat16")
     kinds = {parameter.dtype for parameter in policy.model.parameters() if parameter.requires_grad}
     assert kinds == {torch.float32}
     assert policy.model.dtype == torch.bfloat16
     exact = adapted_policy(tiny_policy)
-    close = (logits(policy.model).float() - logits(exact.model)).abs().mean() / logits(exact.model).abs().mean()
-    assert close < 0.05
+    error = (logits(policy.model).float() - logits(exact.model)).abs().mean() / logits(exact.model).abs().mean()
+    assert error < 0.05
 
 
-def test_a_twin_and_the_reference_share_what_is_frozen(tiny_policy: Path) -> None:
-    """Contract: under LoRA neither reference nor critic holds a second copy of the weights; the reference stays the start."""
+def test_critic_and_reference_share_the_frozen_weights(tiny_policy: Path) -> None:
+    """Contract: under LoRA neither reference nor critic copies the frozen weights; the reference stays the start policy."""
     model = with_adapters(tiny_policy)
     start = logits(model)
     reference, critic = reference_of(model), Critic(model, HeadParams())
@@ -88,8 +88,8 @@ def test_a_twin_and_the_reference_share_what_is_frozen(tiny_policy: Path) -> Non
     assert {parameter.data_ptr() for parameter in reference.parameters()} == owned
     shared = {parameter.data_ptr() for parameter in critic.parameters() if not parameter.requires_grad}
     assert shared <= owned
-    mine = {parameter.data_ptr() for parameter in model.parameters() if parameter.requires_grad}
-    assert not mine & {parameter.data_ptr() for parameter in critic.parameters()}
+    factors = {parameter.data_ptr() for parameter in model.parameters() if parameter.requires_grad}
+    assert not factors & {parameter.data_ptr() for parameter in critic.parameters()}
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:
@@ -115,7 +115,7 @@ def test_reference_logprobs_are_those_without_the_adapter(tiny_policy: Path) -> 
 
 @pytest.mark.parametrize("targets", ["all-linear", ["down_proj"]])
 def test_shared_prefixes_give_the_gradient_of_the_dense_pass(tiny_policy: Path, targets) -> None:
-    """Contract: reading prompts once gives the adapters the same gradient, even where a layer's keys do not hang on them."""
+    """Contract: reading prompts once gives the adapters the same gradient, even if a layer's keys do not depend on them."""
     found = {}
     for share in (False, True):
         model = with_adapters(tiny_policy, targets=targets)
@@ -134,8 +134,8 @@ def test_shared_prefixes_give_the_gradient_of_the_dense_pass(tiny_policy: Path, 
     assert float((found[True] - found[False]).norm() / found[False].norm()) < 1e-5
 
 
-def test_a_learners_checkpoint_holds_what_is_trained(tiny_policy: Path) -> None:
-    """Contract: frozen weights are in no checkpoint, and a learner restored from one goes on in the same bits."""
+def test_learner_checkpoint_holds_only_trained_parameters(tiny_policy: Path) -> None:
+    """Contract: frozen weights are in no checkpoint, and a restored learner continues bit for bit."""
 
     def learner() -> Learner:
         model = with_adapters(tiny_policy)
@@ -164,8 +164,8 @@ def test_a_learners_checkpoint_holds_what_is_trained(tiny_policy: Path) -> None:
 
 
 @pytest.mark.parametrize("rank", [1, 4, 16])
-def test_what_a_session_samples_with_adapters_does_not_depend_on_its_neighbours(tiny_policy: Path, rank: int) -> None:
-    """Contract: token ids and log-probabilities are the same bits alone and among others, adapters or not."""
+def test_sampling_with_adapters_is_independent_of_other_sessions(tiny_policy: Path, rank: int) -> None:
+    """Contract: token ids and log-probabilities are bit-identical alone and among other sessions."""
     model = adapted_policy(tiny_policy, rank=rank).model
 
     def play(names: list[int]) -> dict[int, tuple]:
@@ -184,7 +184,7 @@ def test_what_a_session_samples_with_adapters_does_not_depend_on_its_neighbours(
         assert play([name]) == {name: together[name]}
 
 
-def test_a_missing_peft_is_said_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_peft_is_reported_when_params_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     values = {"domains": ["search"], "per_domain": {"search": {}}, "model": {"lora": {"rank": 8}}}
     assert parse_params(values).model.lora.alpha == 32
     monkeypatch.setitem(sys.modules, "peft", None)

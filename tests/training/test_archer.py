@@ -1,4 +1,4 @@
-"""Learning from replayed episodes in the rl stage: what is drawn, kept and resumed, played or recorded."""
+"""Replay buffers in the rl stage: what is drawn, kept and resumed, online and offline."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def run(context) -> tuple[list[dict[str, float]], dict[str, Any]]:
 
 
 def section(**changes: Any) -> dict[str, Any]:
-    """`RL` with changes, key by key in the sections that it has."""
+    """`RL` with changes, merged into its sections."""
     return {**RL, **{key: {**RL.get(key, {}), **value} if isinstance(value, dict) else value for key, value in changes.items()}}
 
 
 def store_rollouts(context, tiny_policy: Path, right: str = "take the key", both: bool = False) -> list[Episode]:
-    """Episodes of a policy for each training task, with tokens as the policy would have drawn them: a right and a wrong one in
-    turns, or `both` for each."""
+    """Write rollouts of each training task, with tokens as if the policy had drawn them: a success and a failure in turns, or
+    `both` for each task."""
     chat, made = Chat(load_policy(tiny_policy).tokenizer), []
     for number, task in enumerate(task for task in letter_tasks(16) if task.split == "train"):
         for attempt, good in enumerate((True, False) if both else (number % 2 == 0,)):
@@ -73,9 +73,9 @@ def store_rollouts(context, tiny_policy: Path, right: str = "take the key", both
     return made
 
 
-def test_it_learns_from_what_it_replays(make_context, tiny_policy):
-    """A policy that has cloned records says the right action no more often than the wrong one. The critic learns which is which,
-    and the policy from it; tokens are counted, sampling and training agree."""
+def test_archer_learns_from_replayed_episodes(make_context, tiny_policy):
+    """A policy that cloned recorded episodes takes the right action no more often than the wrong one. The critic learns which
+    is right, and the policy from the critic; tokens are counted, and sampling and training agree."""
     cloning = {"records": ["rollouts"], "episodes": 24, "critic_updates": 1, "policy_updates": 5}
     settings = {"steps": 6, "learning_rate": 0.005, "settings": {"inv_temp": 0.001}}
     clone = make_context("rl", "clone", rl=section(algorithm="archer_offline", **settings, replay=cloning))
@@ -94,14 +94,14 @@ def test_it_learns_from_what_it_replays(make_context, tiny_policy):
     assert report["algorithm"] == "archer"
     assert report["ledger/environment_tokens_trained"] == 0
     assert report["max_logprob_difference"] <= 1e-4
-    # Two turns of 12 drawn episodes, twice a step, each action drawn anew: at least one token and at most eight.
+    # Two turns of 12 drawn episodes, twice a step, each action sampled anew with one to eight tokens.
     assert 5 * 2 * 24 <= report["ledger/policy_tokens_trained"] <= 5 * 2 * 24 * 8
     assert [row["replayed_turns"] for row in history] == [48.0 * (step + 1) for step in range(7)]
     assert all(row["td_error"] < 0.25 and abs(row["q_mean"]) < 1 for row in history)
 
 
-def test_during_warm_up_no_weight_of_the_policy_changes(make_context, monkeypatch):
-    """archer 8: the policy's hash is that of the start policy until critic.warmup_steps are over."""
+def test_policy_is_unchanged_during_critic_warm_up(make_context, monkeypatch):
+    """The policy's hash is that of the start policy until critic.warmup_steps are over."""
     seen: list[str] = []
     finish = online.OnlineJob.finish
 
@@ -121,9 +121,9 @@ def test_during_warm_up_no_weight_of_the_policy_changes(make_context, monkeypatc
     assert report["ledger/policy_tokens_trained"] > 0
 
 
-def test_the_critic_learns_first_from_what_is_replayed(make_context, tiny_policy, monkeypatch):
-    """replay.warmup_updates: so many critic updates more in the first step, all before the policy's first, and without any
-    episode of its own; later steps have replay.critic_updates."""
+def test_warmup_updates_train_the_critic_before_the_policy(make_context, tiny_policy, monkeypatch):
+    """replay.warmup_updates: additional critic updates in the first step, all before the policy's first and without extra
+    episodes; later steps have replay.critic_updates."""
     order: list[list[str]] = []
     updates = online.OnlineJob.updates
 
@@ -153,8 +153,8 @@ def test_the_critic_learns_first_from_what_is_replayed(make_context, tiny_policy
         {"algorithm": "archer_offline", "replay": {"actions": "fresh", "value_target": "policy"}},
     ],
 )
-def test_a_killed_run_ends_with_the_same_bytes(make_context, tiny_policy, changes: dict[str, Any]):
-    """Contract: target network, replay, fresh actions and the token baseline come out the same after a kill."""
+def test_resume_after_kill_writes_the_same_bytes(make_context, tiny_policy, changes: dict[str, Any]):
+    """Contract: target network, replay, fresh actions and the token baseline are the same after a kill."""
     sections = {"rl": section(**changes)}
     plain, killed = make_context("rl", "plain", **sections), make_context("rl", "killed", **sections)
     for context in (plain, killed):
@@ -168,9 +168,9 @@ def test_a_killed_run_ends_with_the_same_bytes(make_context, tiny_policy, change
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_the_steps_own_episodes_may_teach_the_policy_more_than_once(make_context, other_precision, precision: str):
-    """Contract: actions played runs with every other switch at its default. A second batch is the same episodes under the
-    probabilities that they were played with, so that a ratio tells how far the first has moved the policy."""
+def test_played_actions_allow_several_policy_updates(make_context, other_precision, precision: str):
+    """Contract: `actions: played` runs with every other switch at its default. A second batch has the same episodes and
+    sampling probabilities, so that its ratio shows how far the first update has moved the policy."""
     resources = {"slots": 16, "threads": 1, "tokens_per_batch": 512, "precision": precision}
     found = {}
     for name, replay, loss in (("default", {}, {}), ("twice", {"policy_updates": 2}, {"kind": "ppo_clip"})):
@@ -182,8 +182,8 @@ def test_the_steps_own_episodes_may_teach_the_policy_more_than_once(make_context
     assert found["twice"][1] > 1.5 * found["default"][1]
 
 
-def test_recorded_episodes_alone_teach_the_policy(make_context, tiny_policy):
-    """archer_offline: nothing is played; of two actions that the records take equally often, the better becomes likelier."""
+def test_archer_offline_learns_from_recorded_episodes(make_context, tiny_policy):
+    """archer_offline: no rollouts; of two actions that are equally frequent in the data, the better becomes more likely."""
     replay = {"records": ["rollouts"], "episodes": 16, "critic_updates": 10, "policy_updates": 3}
     changes = {"steps": 6, "learning_rate": 0.005, "replay": replay}
     context = make_context("rl", rl=section(algorithm="archer_offline", settings={"inv_temp": 3.0}, **changes))
@@ -199,7 +199,7 @@ def test_recorded_episodes_alone_teach_the_policy(make_context, tiny_policy):
     model, chat = load_policy(context.root / "data/models/rl/toy").model, Chat(load_policy(tiny_policy).tokenizer)
 
     def likely(action: str) -> float:
-        """Log-probability of a last action, over tasks that no record is of."""
+        """Log-probability of `action` as the last one, summed over tasks without recorded episodes."""
         total = 0.0
         for task in (task for task in letter_tasks(16) if task.split == "valid"):
             episode = as_external(demonstration(task, ("open the door", action)), chat)
@@ -211,7 +211,7 @@ def test_recorded_episodes_alone_teach_the_policy(make_context, tiny_policy):
     assert likely("take the key") > likely("put the key") + 4 * 1.0
 
 
-def test_records_are_needed_and_must_fit(make_context, tiny_policy):
+def test_missing_or_too_long_recorded_episodes_are_rejected(make_context, tiny_policy):
     context = make_context("rl", rl=section(algorithm="archer_offline", replay={"records": ["games"]}))
     with pytest.raises(ValueError, match=r"in games; toy has no game records: leave 'games' out; or add rollouts"):
         rl.run(context)
@@ -233,7 +233,7 @@ def test_records_are_needed_and_must_fit(make_context, tiny_policy):
     assert len(read_offline_dataset(context.data, "toy", ["games"], tasks, chat, 128)["games"]) == 3
 
 
-def test_the_oldest_episodes_are_evicted():
+def test_oldest_episodes_are_evicted():
     """A capacity of 6 turns: played episodes are evicted oldest first, offline ones stay, and so does the newest, whatever its
     length."""
     offline = [make_episode("offline", "a", [1], 0.0)]
@@ -252,8 +252,8 @@ def test_the_oldest_episodes_are_evicted():
         ReplayBuffer([], 6).draw(1)
 
 
-def test_a_drawn_turn_depends_on_its_history_and_key_alone(tiny_policy):
-    """Contract: turns drawn after histories of one episode are those that a session of each history's own would draw."""
+def test_sampled_turn_depends_only_on_history_and_key(tiny_policy):
+    """Contract: turns sampled after histories of one episode equal those sampled in a separate session per history."""
     policy = load_policy(tiny_policy)
     chat = Chat(policy.tokenizer)
     episodes = [as_external(demonstration(task), chat) for task in letter_tasks(5)]
@@ -262,11 +262,11 @@ def test_a_drawn_turn_depends_on_its_history_and_key_alone(tiny_policy):
     def engine() -> TorchEngine:
         return TorchEngine(policy.model, [chat.end_of_turn], 4, 128)
 
-    asked = [
+    requests = [
         ContinuationRequest(one.token_ids, [turn.start for turn in one.turns], [7 * row, 7 * row + 1])
         for row, one in enumerate(episodes)
     ]
-    together = sample_turns(engine(), asked, sampling, 4)
+    together = sample_turns(engine(), requests, sampling, 4)
     for row, one in enumerate(episodes):
         for place, turn in enumerate(one.turns):
             alone = engine()
@@ -274,15 +274,15 @@ def test_a_drawn_turn_depends_on_its_history_and_key_alone(tiny_policy):
             (expected,) = alone.advance()
             assert together[row][place].token_ids == expected.token_ids
             assert together[row][place].logprobs == pytest.approx(expected.logprobs, abs=1e-5)
-    backwards = sample_turns(engine(), asked[::-1], sampling, 9)[::-1]
+    backwards = sample_turns(engine(), requests[::-1], sampling, 9)[::-1]
     assert [[turn.token_ids for turn in row] for row in backwards] == [[turn.token_ids for turn in row] for row in together]
-    assert [turn.token_ids for turn in sample_turns(engine(), asked[3:], sampling, 1)[1]] == [
+    assert [turn.token_ids for turn in sample_turns(engine(), requests[3:], sampling, 1)[1]] == [
         turn.token_ids for turn in together[4]
     ]
 
 
-def test_two_processes_share_the_draws(tiny_policy):
-    """Contract: each of two processes draws turns of every other episode; gathered they are those that one process draws."""
+def test_two_processes_split_the_sampling(tiny_policy):
+    """Contract: each of two processes samples turns of every other episode; gathered, they equal those of one process."""
     policy = load_policy(tiny_policy)
     chat = Chat(policy.tokenizer)
     episodes = [as_external(demonstration(task), chat) for task in letter_tasks(5)]
@@ -314,8 +314,8 @@ def test_two_processes_share_the_draws(tiny_policy):
     assert [len(row) for row in whole] == [2 * len(episode.turns) for episode in episodes]
 
 
-def test_values_go_on_behind_an_episode_that_a_limit_cut(tiny_policy):
-    """bootstrap_truncated: what is read there is what the policy would have read before its next turn."""
+def test_truncated_episodes_are_bootstrapped(tiny_policy):
+    """bootstrap_truncated: the critic reads what the policy would have read before its next turn."""
     chat = Chat(load_policy(tiny_policy).tokenizer)
     whole = as_external(demonstration(letter_tasks(1)[0]), chat)
     first = whole.turns[0]
@@ -337,8 +337,8 @@ def test_values_go_on_behind_an_episode_that_a_limit_cut(tiny_policy):
     assert full.before.tolist() == [[first.start - 1, -1]]
 
 
-def test_samples_show_the_utterances_advantages(make_context):
-    """Every token of a turn has the turn's advantage, the environment's tokens none."""
+def test_samples_hold_one_advantage_per_turn(make_context):
+    """All policy tokens of a turn have the turn's advantage, environment tokens have none."""
     context = make_context("rl", rl=section(steps=1))
     run(context)
     for row in read_rows(context.root / "data/rl/toy/samples.parquet"):

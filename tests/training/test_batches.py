@@ -9,7 +9,7 @@ from stages.training.batches import minibatches, plan_micro_batches, take, traje
 from training.toys import make_episode
 
 
-def test_a_batch_holds_the_episodes_token_for_token():
+def test_batch_holds_the_tokens_of_its_episodes():
     batch = trajectory_batch([make_episode("a", "g", [2, 1], 1.0), make_episode("b", "h", [1], 0.0)])
     assert batch.token_ids.tolist() == [[5, 6, 10, 11, 7, 10], [5, 6, 10, 0, 0, 0]]
     assert batch.mask.int().tolist() == [[0, 0, 1, 1, 0, 1], [0, 0, 1, 0, 0, 0]]
@@ -21,15 +21,15 @@ def test_a_batch_holds_the_episodes_token_for_token():
     assert take(batch, [1]).token_ids.tolist() == [[5, 6, 10]]
 
 
-def test_turn_boundaries_are_where_the_batch_is():
-    """Contract: they are made on the batch's device, which need not be the default one."""
+def test_turn_boundaries_are_on_the_batch_device():
+    """Contract: also if that is not the default device."""
     batch = trajectory_batch([make_episode("a", "g", [2, 1], 1.0), make_episode("b", "h", [1], 0.0)])
     with torch.device("meta"):
         boundaries = turn_boundaries(batch)
     assert boundaries.device == batch.mask.device
 
 
-def test_malformed_episodes_are_refused_by_name():
+def test_malformed_episodes_are_rejected_by_name():
     episode = make_episode("a", "g", [2], 1.0)
     episode.reward = 0.5
     with pytest.raises(ValueError, match="episode a: reward"):

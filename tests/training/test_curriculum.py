@@ -8,7 +8,7 @@ from stages.algorithms.parts.curriculum import Curriculum
 from stages.training.rl.curriculum import RATE, TaskSampler
 
 
-def test_hard_and_easy_tasks_are_drawn_less_often_than_those_in_between():
+def test_tasks_of_medium_difficulty_are_drawn_most_often():
     measured = {"easy": 1.0, "hard": 0.0, "middle": 0.5, "near": 0.9}
     sampler = TaskSampler(measured, measured, Curriculum(kind="difficulty", floor=0.05), 1)
     assert dict(zip(sampler.task_ids, sampler.weights(), strict=True)) == pytest.approx(
@@ -22,7 +22,7 @@ def test_hard_and_easy_tasks_are_drawn_less_often_than_those_in_between():
         assert counts[name] / 2000 == pytest.approx(weight / total, abs=0.04)
 
 
-def test_draws_are_without_replacement_and_depend_on_the_key_alone():
+def test_draws_are_without_replacement_and_depend_only_on_the_key():
     tasks = [f"t{index}" for index in range(8)]
     sampler = TaskSampler(tasks, {}, Curriculum(kind="uniform"), 5)
     first = sampler.draw(1, 2)
@@ -31,14 +31,14 @@ def test_draws_are_without_replacement_and_depend_on_the_key_alone():
     assert any(first != sampler.draw(1, step) for step in range(3, 8))
 
 
-def test_estimates_move_and_unmeasured_tasks_start_at_the_mean():
+def test_estimates_are_updated_and_unmeasured_tasks_start_at_the_mean():
     sampler = TaskSampler(["a", "b", "c"], {"a": 0.2, "b": 0.6}, Curriculum(), 1)
     assert sampler.success["c"] == pytest.approx(0.4)
     sampler.observe({"a": [True, True, False, True]})
     assert sampler.success["a"] == pytest.approx(0.2 + RATE * (0.75 - 0.2))
 
 
-def test_with_no_floor_settled_tasks_come_last():
+def test_without_floor_always_solved_or_failed_tasks_come_last():
     sampler = TaskSampler(["a", "b", "c"], {"a": 0.0, "b": 0.5, "c": 1.0}, Curriculum(floor=0.0), 2)
     assert all("b" in sampler.draw(step) for step in range(20))
 

@@ -1,4 +1,4 @@
-"""Demonstrations as documents: what is trained, the steps of an epoch, that micro-batches change nothing."""
+"""Demonstrations as documents: trained tokens, steps of an epoch, independence of micro-batches."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def documents(policy):
     return encode(Chat(policy.tokenizer), shown, 128)
 
 
-def test_only_the_policys_turns_are_trained(policy, documents):
-    """Contract: the masked tokens of a demonstration spell its actions, each with its end-of-turn token."""
+def test_only_policy_turns_are_trained(policy, documents):
+    """Contract: the masked tokens of a demonstration are its actions, each with its end-of-turn token."""
     text = policy.tokenizer.decode(documents.token_ids[1][documents.mask[1]])
     assert text == "open the door<|end|>take the key<|end|>"
     assert not documents.mask[:, 0].any()
@@ -45,8 +45,8 @@ def test_an_epoch_uses_every_document_once(documents):
 
 
 @pytest.mark.parametrize("tokens_per_batch", [64, 128, 4096])
-def test_the_micro_batch_split_leaves_every_logprob(policy, documents, tokens_per_batch: int):
-    """Contract: a row's log-probabilities do not depend on the rows and the padding beside it."""
+def test_logprobs_are_independent_of_micro_batches(policy, documents, tokens_per_batch: int):
+    """Contract: a row's log-probabilities do not depend on other rows or on padding."""
     whole = token_logprobs(policy.model, documents.token_ids, documents.mask)
     for rows in micro_batches(documents, range(documents.size), tokens_per_batch):
         part = token_logprobs(policy.model, *documents.take(rows))

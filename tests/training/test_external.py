@@ -1,4 +1,4 @@
-"""Demonstrations in the policy's groups: token layout, log-probabilities before the step, counts, and what they teach."""
+"""Demonstrations in the policy's groups (rl_plus): tokens, old log-probabilities, counts, learning."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def policy(tiny_policy):
 
 
 def external_batch(policy):
-    """Two groups of two own episodes, each with a demonstration; rows 4 and 5 are external."""
+    """Two groups of two policy episodes and one demonstration; rows 4 and 5 are external."""
     shapes = [("a", [3, 2], 0.0), ("a", [1], 1.0), ("b", [4], 0.0), ("b", [2, 2, 1], 0.0)]
     own = [make_episode(f"{index}", *shape) for index, shape in enumerate(shapes)]
     chat, tasks = Chat(policy.tokenizer), letter_tasks(2)
@@ -63,8 +63,8 @@ def external_batch(policy):
     return trajectory_batch([*own, *shown])
 
 
-def test_a_demonstration_has_the_tokens_of_a_rollout_of_the_same_text(policy):
-    """Contract: the prompt is the policy's own, token for token; what SFT would train is EXTERNAL; turns know their span."""
+def test_demonstration_has_the_tokens_of_an_equal_rollout(policy):
+    """Contract: the prompt has the policy's tokens; tokens that SFT would train are EXTERNAL; turns have their spans."""
     chat, task = Chat(policy.tokenizer), letter_tasks(1)[0]
     episode = as_external(demonstration(task), chat)
     prompt = chat.prompt_tokens(f"{task.prompt}\nyou are in room {task.seed}")
@@ -80,21 +80,21 @@ def test_a_demonstration_has_the_tokens_of_a_rollout_of_the_same_text(policy):
     assert trajectory_batch([make_episode("0", "a", [1], 0.0)]).external is None
 
 
-def test_old_log_probabilities_are_the_policys_before_the_step(policy):
-    """Contract: p_old of external tokens is what the training pass gives before the first update; of own ones what was drawn."""
+def test_old_logprobs_of_demonstrations_are_the_policys(policy):
+    """Contract: p_old of external tokens is the training pass's before the first update, that of policy tokens the sampler's."""
     batch = external_batch(policy)
     for share in (True, False):
         algorithm = resolve(Rl(algorithm="rl_plus", group_size=3, share_prefixes=share), 64)
         models = Models.make(algorithm, policy.model, None, make_processes(Resources()), 64)
-        told = models.annotate(batch, algorithm)
+        annotated = models.annotate(batch, algorithm)
         with torch.no_grad():
             expected = token_logprobs(policy.model, batch.token_ids, batch.mask)
-        torch.testing.assert_close(told.logprobs_old[batch.external], expected[batch.external], rtol=0, atol=1e-5)
-        assert torch.equal(told.logprobs_old[batch.policy_mask], batch.logprobs_old[batch.policy_mask])
-        assert told.get(PolicyVocabulary).size == policy.model.config.vocab_size
+        torch.testing.assert_close(annotated.logprobs_old[batch.external], expected[batch.external], rtol=0, atol=1e-5)
+        assert torch.equal(annotated.logprobs_old[batch.policy_mask], batch.logprobs_old[batch.policy_mask])
+        assert annotated.get(PolicyVocabulary).size == policy.model.config.vocab_size
 
 
-def test_micro_batches_change_neither_loss_nor_gradient_and_all_tokens_are_counted(policy):
+def test_gradient_and_token_counts_are_independent_of_micro_batches(policy):
     found = []
     for tokens_per_batch in (4096, 1):
         model = copy.deepcopy(policy.model)
@@ -115,7 +115,7 @@ def test_micro_batches_change_neither_loss_nor_gradient_and_all_tokens_are_count
     assert float((found[0] - found[1]).norm() / found[0].norm()) < 1e-5
 
 
-def test_which_demonstrations_join_depends_on_the_key_alone(policy):
+def test_drawn_demonstrations_depend_only_on_the_key(policy):
     chat, tasks = Chat(policy.tokenizer), letter_tasks(3)
     shown = []
     for task in tasks[:2]:
@@ -146,9 +146,9 @@ def expert_params():
     return resolve(Rl(algorithm="rl_plus")).rl.external
 
 
-def test_groups_hold_a_demonstration_where_the_task_has_one(make_context):
-    """Contract: demonstrations take places of the group; a task without one plays all of its episodes itself. Budget, success and
-    samples are of the policy's own episodes."""
+def test_groups_hold_a_demonstration_if_the_task_has_one(make_context):
+    """Contract: demonstrations replace rollouts of the group; a task without one has rollouts only. Budget, success and samples
+    refer to the policy's own episodes."""
     context = make_context("rl", rl={**RL, "steps": 1, "tasks_per_step": 12})
     path = context.root / "data/curated/toy/demonstrations.parquet"
     write_episodes(path, [episode for episode in read_episodes(path) if episode.task_id not in ("toy-000", "toy-001")])
@@ -164,7 +164,7 @@ def test_groups_hold_a_demonstration_where_the_task_has_one(make_context):
 
 
 class StrictEnvironment(FirstLetterEnvironment):
-    """Succeeds where the second action is what the demonstrations show, which the tiny policy never hits on."""
+    """Succeeds if the second action is that of the demonstrations, which the tiny policy never samples."""
 
     def step(self, action: str):
         step = super().step(action)
@@ -173,8 +173,8 @@ class StrictEnvironment(FirstLetterEnvironment):
 
 
 @pytest.mark.parametrize("u", [1.0, "vocabulary"])
-def test_it_learns_where_groups_of_its_own_are_all_dead(make_context, monkeypatch, tiny_policy, u):
-    """The method's point: with no success of its own GRPO stands still; the demonstration's advantage moves RL-PLUS to it."""
+def test_rl_plus_learns_without_any_success_of_its_own(make_context, monkeypatch, tiny_policy, u):
+    """Without any success GRPO does not change the policy; the demonstration's advantage moves RL-PLUS towards it."""
     domain = SimpleNamespace(make=lambda folder: StrictEnvironment(), settings=SimpleNamespace(max_turns=2))
     for opened in ("load_domain", "open_domain"):
         monkeypatch.setattr(rl, opened, lambda name, settings: domain)
@@ -190,8 +190,8 @@ def test_it_learns_where_groups_of_its_own_are_all_dead(make_context, monkeypatc
         assert all(trained[name].equal(start[name]) for name in start)
 
 
-def test_imported_parts_of_episodes_are_no_records(policy, tmp_path):
-    """Contract: one row per turn (`--format turns`) says nothing of returns; a replay would take each for a failure."""
+def test_imported_parts_of_episodes_are_left_out(policy, tmp_path):
+    """Contract: a row per turn (`--format turns`) has no return; replay would count each as a failure."""
     tasks = letter_tasks(2)
     names = {task.task_id for task in tasks}
     whole = [replace(demonstration(task), policy_hash=IMPORTED, terminated=True) for task in tasks]

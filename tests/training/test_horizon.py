@@ -1,4 +1,4 @@
-"""The horizon in training: episodes end at the step's limit, a resumed run goes on in its stage, evaluation has its own limit."""
+"""The horizon in training: episodes end at the step's turn limit, and a resumed run continues in its stage."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def limits(root: Path) -> list[float]:
         return [float(row["turn_limit"]) for row in csv.DictReader(handle)]
 
 
-def test_no_episode_goes_beyond_the_steps_limit(make_context):
-    """Must hold 4: turns <= limit; truncated just where the episode was not over at its limit."""
+def test_episodes_end_at_the_turn_limit_of_the_step(make_context):
+    """Contract: turns <= limit; truncated exactly if the episode was not over at its limit."""
     context = make_context("rl", rl={**RL, "steps": 2, "horizon": {"rounds": [1, 2], "steps_per_stage": 1}})
     rl.run(context)
     assert limits(context.root) == [1, 2]
@@ -49,8 +49,8 @@ def test_no_episode_goes_beyond_the_steps_limit(make_context):
         assert (row["truncated"], row["terminated"], row["stop_reason"]) == (cut, not cut, "turn_limit" if cut else "terminated")
 
 
-def test_a_resumed_run_passes_over_no_stage(make_context):
-    """Must hold 2: resumed in the middle of a stage (from step 1) and from its last step (2), it ends in the same bytes."""
+def test_resumed_run_skips_no_stage(make_context):
+    """Contract: resumed within a stage (from step 1) or from its last step (2), a run writes the same bytes."""
     plain = make_context("rl", "plain", rl={**RL, "horizon": STAGED})
     rl.run(plain)
     assert limits(plain.root) == [1, 1, 2, 2]
@@ -63,8 +63,8 @@ def test_a_resumed_run_passes_over_no_stage(make_context):
         assert outputs(killed.root) == outputs(plain.root)
 
 
-def test_one_stage_trains_as_a_fixed_limit_does(make_context):
-    """Must hold 3, bit for bit."""
+def test_single_stage_equals_a_fixed_limit(make_context):
+    """Contract: bit for bit."""
     staged = make_context("rl", "staged", rl={**RL, "steps": 2, "horizon": {"rounds": [2]}})
     fixed = make_context("rl", "fixed", rl={**RL, "steps": 2, "horizon": {"kind": "fixed", "turns": 2}})
     for context in (staged, fixed):
@@ -75,16 +75,16 @@ def test_one_stage_trains_as_a_fixed_limit_does(make_context):
     assert histories[0] == histories[1]
 
 
-def test_the_mask_of_a_turn_covers_its_end_and_no_header(tiny_policy):
-    """Must hold 5: 3-token action, end marker, 4 observation tokens, 2-token action, end marker -> 1111 0000 111."""
+def test_policy_mask_covers_end_of_turn_and_no_header(tiny_policy):
+    """Contract: 3-token action, end marker, 4 observation tokens, 2-token action, end marker -> 1111 0000 111."""
     chat = Chat(load_policy(tiny_policy).tokenizer)
-    said = [("user", "you are in a room"), ("assistant", "take the key"), ("user", "look"), ("assistant", "go north")]
-    encoded = chat.encode_demonstration([{"role": role, "content": text} for role, text in said])
+    dialogue = [("user", "you are in a room"), ("assistant", "take the key"), ("user", "look"), ("assistant", "go north")]
+    encoded = chat.encode_demonstration([{"role": role, "content": text} for role, text in dialogue])
     start = encoded.spans[0][0]
     assert "".join("01"[owner == Owner.POLICY] for owner in encoded.owner[start:]) == "11110000111"
 
 
-def test_a_limit_beyond_the_environments_is_refused_before_anything_runs():
+def test_horizon_beyond_the_environments_limit_is_rejected():
     values = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
     values["rl"]["horizon"] = {"kind": "scaling_inter", "rounds": [4, 99]}
     with pytest.raises(ParamsError, match=r"in rl for domain textworld: rl\.horizon\.rounds allows 99"):

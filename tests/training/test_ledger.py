@@ -10,7 +10,7 @@ from stages.training.ledger import Ledger
 MASK = torch.tensor([[False, True, True], [False, True, False]])
 
 
-def test_an_epoch_that_uses_every_policy_token_once_passes_and_is_counted():
+def test_epoch_with_every_policy_token_once_is_counted():
     ledger = Ledger()
     for _ in range(2):
         ledger.open(MASK)
@@ -32,7 +32,7 @@ def test_an_epoch_that_uses_every_policy_token_once_passes_and_is_counted():
         ([0, 1], MASK | torch.tensor([True, False, False]), "2 tokens of prompt"),
     ],
 )
-def test_anything_else_is_an_error(rows: list[int], mask: torch.Tensor, message: str):
+def test_missing_repeated_or_wrong_tokens_are_errors(rows: list[int], mask: torch.Tensor, message: str):
     ledger = Ledger()
     ledger.open(MASK)
     for row, part in zip(rows, mask, strict=True):
@@ -41,7 +41,7 @@ def test_anything_else_is_an_error(rows: list[int], mask: torch.Tensor, message:
         ledger.close()
 
 
-def test_dropped_rows_are_counted_apart_and_must_not_be_trained():
+def test_dropped_rows_are_counted_separately_and_must_not_be_trained():
     ledger = Ledger()
     ledger.open(MASK, dropped=torch.tensor([True, False]))
     ledger.record(torch.tensor([1]), MASK[1:])
@@ -53,7 +53,7 @@ def test_dropped_rows_are_counted_apart_and_must_not_be_trained():
         ledger.close()
 
 
-def test_a_cut_epoch_may_lack_tokens_and_survives_a_resume():
+def test_incomplete_epoch_can_be_resumed_and_closed():
     ledger = Ledger()
     ledger.open(MASK)
     ledger.record(torch.tensor([0]), MASK[:1])

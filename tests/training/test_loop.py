@@ -32,7 +32,7 @@ def squared(learner: Learner, inputs: torch.Tensor):
 
 
 @pytest.mark.parametrize("plan", [[[0, 1], [2, 3]], [[3], [1], [0], [2]]])
-def test_the_split_into_micro_batches_leaves_weights_and_statistics(plan: list[list[int]]):
+def test_weights_and_statistics_are_independent_of_micro_batches(plan: list[list[int]]):
     inputs = torch.randn(4, 3, generator=torch.Generator().manual_seed(7))
     whole, split = make_learner(), make_learner()
     for _ in range(3):
@@ -43,7 +43,7 @@ def test_the_split_into_micro_batches_leaves_weights_and_statistics(plan: list[l
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
-def test_an_update_is_adamw_on_the_clipped_gradient():
+def test_update_is_adamw_on_the_clipped_gradient():
     inputs = torch.randn(4, 3, generator=torch.Generator().manual_seed(7))
     learner, twin = make_learner(max_grad_norm=0.05), make_learner()
     sums = learner.update([[0, 1, 2, 3]], squared(learner, inputs))
@@ -59,7 +59,7 @@ def test_an_update_is_adamw_on_the_clipped_gradient():
         torch.testing.assert_close(after, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_a_non_finite_gradient_is_an_error_and_leaves_the_weights():
+def test_non_finite_gradient_is_an_error_and_keeps_the_weights():
     learner = make_learner()
     before = [parameter.clone() for parameter in learner.module.parameters()]
     with pytest.raises(ValueError, match="not finite"):
@@ -67,7 +67,7 @@ def test_a_non_finite_gradient_is_an_error_and_leaves_the_weights():
     assert all(torch.equal(one, other) for one, other in zip(before, learner.module.parameters(), strict=True))
 
 
-def test_in_bfloat16_the_weights_the_loss_and_the_gradient_are_float32(tiny_policy, other_precision):
+def test_bfloat16_keeps_weights_loss_and_gradient_in_float32(tiny_policy, other_precision):
     """Contract: resources.precision bfloat16 is autocast: layers compute in bfloat16, log-probabilities and loss in float32."""
     model = load_policy(tiny_policy, attention="sdpa").model
     optimiser = make_optimiser(model, 1e-3, 0.0)
@@ -90,14 +90,14 @@ def test_in_bfloat16_the_weights_the_loss_and_the_gradient_are_float32(tiny_poli
     assert {parameter.grad.dtype for parameter in model.parameters() if parameter.grad is not None} == {torch.float32}
 
 
-def test_sums_add_up_and_maxima_do_not():
+def test_merge_adds_sums_and_keeps_maxima():
     sums: dict[str, float] = {}
     merge_sums(sums, {"loss": 1.0, "max_ratio": 2.0})
     merge_sums(sums, {"loss": 0.5, "max_ratio": 1.0})
     assert sums == {"loss": 1.5, "max_ratio": 2.0}
 
 
-def test_schedules():
+def test_learning_rate_schedules():
     cosine = warmup_cosine(1.0, 100, 0.1)
     assert cosine(0) == pytest.approx(0.1)
     assert cosine(9) == cosine(10) == pytest.approx(1.0)
@@ -108,6 +108,6 @@ def test_schedules():
     assert warmup_constant(1.0, 0)(0) == 1.0
 
 
-def test_history_files_leave_cells_empty_where_there_is_nothing(tmp_path):
+def test_history_leaves_missing_cells_empty(tmp_path):
     write_history(tmp_path / "h.csv", [{"step": 1.0, "loss": 0.5}, {"step": 2.0, "loss": 0.25, "valid_loss": 1 / 3}])
     assert (tmp_path / "h.csv").read_text() == "step,loss,valid_loss\n1,0.5,\n2,0.25,0.3333333\n"

@@ -1,5 +1,5 @@
-"""resources.precision: bfloat16. What a loss compares comes from equal passes: ratios before the first update are 1, the KL from
-the start policy is 0, and what sampling and training differ by is told and bounded."""
+"""resources.precision: bfloat16. A loss compares log-probabilities of the same kind of pass: ratios before the first update are
+1, the KL from the start policy is 0, and the difference between sampling and training is reported and bounded."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def run(make_context, tiny_policy: Path, model: dict[str, Any] | None = None, **
     ],
     ids=["shared", "whole", "recomputed", "lora", "pacs", "kl", "external"],
 )
-def test_before_the_first_update_ratios_are_one(make_context, tiny_policy, section, model):
-    """Contract: with one update a step nothing is off-policy, so no token is clipped and every ratio is 1, in any precision; and
-    the start policy has no KL from itself."""
+def test_ratios_before_the_first_update_are_one(make_context, tiny_policy, section, model):
+    """Contract: with one update per step nothing is off-policy, so no token is clipped and every ratio is 1, in any precision;
+    and the start policy has no KL from itself."""
     history, report = run(make_context, tiny_policy, model, **section)
     for row in history:
         assert row["clip_fraction"] == 0.0
@@ -69,22 +69,22 @@ def test_before_the_first_update_ratios_are_one(make_context, tiny_policy, secti
     assert 1e-5 < report["mean_logprob_difference"] < 0.1
 
 
-def test_of_several_minibatches_each_is_scored_as_it_is_trained(make_context, tiny_policy):
-    """Contract: ROVER's log ratio and its mean over the vocabulary start at 0; sampling is compared as ever."""
+def test_each_minibatch_is_scored_as_it_is_trained(make_context, tiny_policy):
+    """Contract: with two minibatches, ROVER's log ratio and its mean over the vocabulary start at 0."""
     history, report = run(make_context, tiny_policy, algorithm="rover", minibatches=2, learning_rate=1e-12)
     assert all(row["ratio_max"] == pytest.approx(1.0, abs=1e-4) for row in history)
     assert report["max_rescored_difference"] <= 1e-4
     assert report["mean_logprob_difference"] > 1e-5
 
 
-def test_pairs_start_where_the_reference_is(make_context, tiny_policy):
-    """Contract: policy and reference are scored by equal passes, so that no pair is ranked before the first update."""
+def test_pair_margins_start_at_zero(make_context, tiny_policy):
+    """Contract: policy and reference are scored by the same kind of pass, so that margins are 0 before the first update."""
     history, _ = run(make_context, tiny_policy, algorithm="dpo", preference={"pairs_per_step": 4})
     assert history[0]["margin"] == pytest.approx(0.0, abs=1e-4)
 
 
-def test_the_output_layer_computes_in_float32(tiny_policy):
-    """Contract: under autocast, and with weights of bfloat16, logits are not rounded: only the layers below compute in less."""
+def test_output_layer_computes_in_float32(tiny_policy):
+    """Contract: logits are not rounded, neither under autocast nor with bfloat16 weights; only the layers below are bfloat16."""
     policy = load_policy(tiny_policy, attention="sdpa")
     ids = torch.arange(5, 25).reshape(2, 10)
     mask = torch.ones(2, 10, dtype=torch.bool).index_fill(1, torch.tensor([0]), False)

@@ -34,17 +34,17 @@ RIGHT, WRONG = ("open the door", "take the key"), ("open the door", "put the lam
 
 
 def played(episode: Episode, chat: Chat, number: int) -> Episode:
-    """A demonstration's text as the policy itself would have played it."""
+    """A demonstration's text as if the policy had sampled it."""
     encoded = chat.encode_demonstration(episode.messages)
     turns = [replace(turn, start=start, end=end) for turn, (start, end) in zip(episode.turns, encoded.spans, strict=True)]
-    told: dict[str, Any] = {"token_ids": encoded.token_ids, "owner": encoded.owner, "turn": encoded.turn}
+    encoding: dict[str, Any] = {"token_ids": encoded.token_ids, "owner": encoded.owner, "turn": encoded.turn}
     return replace(
-        episode, **told, logprob=[-1.0] * len(encoded.token_ids), turns=turns, episode_id=f"{episode.task_id}/{number}"
+        episode, **encoding, logprob=[-1.0] * len(encoded.token_ids), turns=turns, episode_id=f"{episode.task_id}/{number}"
     )
 
 
-def made(make_context, name: str = "run", **section: Any):
-    """A context with two rollouts for each training task, one right and one wrong."""
+def offline_context(make_context, name: str = "run", **section: Any):
+    """A context with two rollouts of each training task, one successful and one failed."""
     context = make_context("rl", name, rl={**RL, **section})
     chat = Chat(load_policy(context.root / "data/models/sft").tokenizer)
     rollouts = []
@@ -65,10 +65,10 @@ def run(context) -> tuple[list[dict[str, str]], dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", OFFLINE)
-def test_every_algorithm_trains_by_its_name_alone(make_context, tiny_policy, name: str):
-    """Contract: nothing is played, the loop counts the tokens of each episode once a step, and values are saved where there are
-    any, below a policy like any other."""
-    context = made(make_context, algorithm=name)
+def test_every_offline_algorithm_trains_with_its_defaults(make_context, tiny_policy, name: str):
+    """Contract: no rollouts; the ledger counts each episode's tokens once a step; token values, if any, are saved below the
+    policy."""
+    context = offline_context(make_context, algorithm=name)
     history, report = run(context)
     assert (report["algorithm"], report["environment_steps"]) == (name, 0)
     assert report["stored"] == {"real": 12, "other": 0, "own": 24}
@@ -86,10 +86,10 @@ def test_every_algorithm_trains_by_its_name_alone(make_context, tiny_policy, nam
         assert set(report["recovered"]["by_return"]) == {"-0.5", "1"}
 
 
-def test_it_learns_to_rank_what_the_policy_does(make_context):
-    """Contract: the value network's temporal difference falls, R~ comes to put the right episode of a task before the wrong one,
-    and what was saved ranks as the report says."""
-    context = made(
+def test_b_coder_learns_to_rank_actions(make_context):
+    """Contract: the value network's TD error falls, R~ ranks a task's successful episode above the failed one, and so does the
+    saved model."""
+    context = offline_context(
         make_context, algorithm="b_coder", steps=40, settings={"per_step": 16, "value_steps": 20, "value_learning_rate": 0.003}
     )
     _, report = run(context)
@@ -109,21 +109,21 @@ def test_it_learns_to_rank_what_the_policy_does(make_context):
 
 @pytest.mark.parametrize("name", OFFLINE)
 @pytest.mark.parametrize("step", [2, 3])
-def test_a_killed_run_ends_with_the_same_bytes(make_context, name: str, step: int):
-    """In the value network's stage, and in the policy's, which reads what the value network said."""
+def test_resume_after_kill_writes_the_same_bytes(make_context, name: str, step: int):
+    """Killed in the value network's stage, or in the policy's, which uses the value network."""
     settings = {"per_step": 8, "value_steps": 2} if name == "b_coder" else {"per_step": 8}
-    plain = made(make_context, "plain", algorithm=name, settings=settings)
+    plain = offline_context(make_context, "plain", algorithm=name, settings=settings)
     rl.run(plain)
-    killed = made(make_context, "killed", algorithm=name, settings=settings)
+    killed = offline_context(make_context, "killed", algorithm=name, settings=settings)
     kill_at_step(killed, step)
     with pytest.raises(KilledError):
         rl.run(killed)
-    rl.run(made(make_context, "killed", algorithm=name, settings=settings))
+    rl.run(offline_context(make_context, "killed", algorithm=name, settings=settings))
     assert outputs(killed.root) == outputs(plain.root)
 
 
 def job_of(make_context, name: str, tokens_per_batch: int = 512, folder: str = "run", **settings: Any) -> OfflineJob:
-    context = made(make_context, folder, algorithm=name, settings={"per_step": 8, **settings})
+    context = offline_context(make_context, folder, algorithm=name, settings={"per_step": 8, **settings})
     resources = context.params.resources.model_copy(update={"tokens_per_batch": tokens_per_batch})
     context.params = context.params.model_copy(update={"resources": resources})
     policy = load_policy(context.root / "data/models/sft", attention="sdpa")
@@ -133,7 +133,7 @@ def job_of(make_context, name: str, tokens_per_batch: int = 512, folder: str = "
 
 
 @pytest.mark.parametrize(("name", "step"), [("b_coder", 0), ("b_coder", 3), ("stored_pg", 0)])
-def test_the_micro_batch_split_changes_nothing(make_context, name: str, step: int):
+def test_loss_and_gradient_are_independent_of_micro_batches(make_context, name: str, step: int):
     """Contract: whatever resources.tokens_per_batch is, loss and gradient are the same to float rounding."""
     found = []
     for tokens in (4096, 60):
@@ -153,9 +153,9 @@ def test_the_micro_batch_split_changes_nothing(make_context, name: str, step: in
     assert float((one - other).norm() / one.norm()) < 1e-4
 
 
-def test_the_policy_begins_where_the_value_network_stands(make_context):
-    """Must hold 7: at its first update the policy's log-probabilities are the SFT policy's and the residual is 0, so that Q is
-    the value network's, token for token; a^ is what the SFT policy would do."""
+def test_policy_starts_from_the_value_network(make_context):
+    """Contract: at its first update the policy's log-probabilities are the SFT policy's and the residual is 0, so that Q is
+    the value network's, token for token; a^ is the SFT policy's greedy token."""
     job = job_of(make_context, "b_coder", 4096, value_steps=1)
     next(job.updates(1))
     (rows,) = job.plan(range(len(job.episodes)))
@@ -173,8 +173,8 @@ def test_the_policy_begins_where_the_value_network_stands(make_context):
     torch.testing.assert_close(bounded(scores.value[batch.mask], 1.0), torch.full((int(batch.mask.sum()),), mean))
 
 
-def test_ties_of_the_likeliest_token_go_to_the_lowest() -> None:
-    """Contract: a^ is the same token wherever it is read."""
+def test_greedy_ties_go_to_the_lowest_token() -> None:
+    """Contract: a^ is the same token in every pass."""
     logits = torch.tensor([[1.0, 3.0, 3.0, 3.0], [2.0, 2.0, 2.0, 2.0], [0.0, 1.0, 0.0, 2.0]])
     taken, best, greedy = read_reference(logits, torch.tensor([3, 2, 0]))
     assert greedy.tolist() == [1, 0, 3]
@@ -182,13 +182,13 @@ def test_ties_of_the_likeliest_token_go_to_the_lowest() -> None:
     assert float(taken[2]) < float(best[2])
 
 
-def test_a_bound_below_the_returns_is_refused(make_context):
+def test_bound_below_the_returns_is_rejected(make_context):
     with pytest.raises(ValueError, match=r"r_max \(0\.5\).*a return of 1"):
         job_of(make_context, "b_coder", r_max=0.5)
 
 
-def test_without_the_language_models_start_the_policy_is_drawn_anew(make_context):
-    """init_from_lm: the value network and a^ are still of the SFT policy."""
+def test_without_init_from_lm_the_policy_is_reinitialised(make_context):
+    """The value network and a^ still come from the SFT policy."""
     with_, without = (job_of(make_context, "b_coder", 512, f"{init}", init_from_lm=init) for init in (True, False))
     pairs = list(zip(with_.models.policy.parameters(), without.models.policy.parameters(), strict=True))
     assert any(not torch.equal(one, other) for one, other in pairs)
@@ -197,11 +197,11 @@ def test_without_the_language_models_start_the_policy_is_drawn_anew(make_context
     assert all(map(torch.equal, without.models.policy.parameters(), again.models.policy.parameters()))
 
 
-def test_what_is_stored(make_context):
-    """Contract: demonstrations of the expert, imported ones that were played to their end and known successes are ground truth,
-    what else others did is kept apart, each once; imported parts of episodes, which have no return, are left out; rollouts are
-    the policy's own; rewards stand on the last token of their turn."""
-    context = made(make_context, algorithm="stored_pg")
+def test_offline_dataset_by_kind(make_context):
+    """Contract: `real` holds expert demonstrations, complete imported episodes and known successes; `other` the rest of what
+    others did, each once; `own` the policy's rollouts. Imported parts of episodes, which have no return, are left out. Rewards
+    are on the last token of their turn."""
+    context = offline_context(make_context, algorithm="stored_pg")
     root = context.root
     tasks = {task.task_id: task for task in read_tasks(root / "data/curated/toy/tasks.parquet", "train")}
     shown = [demonstration(task) for task in tasks.values()]
@@ -239,8 +239,8 @@ def test_what_is_stored(make_context):
         offline_episodes(root / "data", "toy", domain, {}, chat, 128)
 
 
-def test_an_episode_that_was_cut_ends_there():
-    """Contract: with no token after its last chosen one, and its reward there."""
+def test_truncated_episode_ends_at_its_last_policy_token():
+    """Contract: that token has the reward."""
     episode = make_episode("0", "a", [2, 3], 0.5)
     episode.append([7, 8], Owner.ENVIRONMENT, 1)
     stored = OfflineEpisode.of(episode, "own")
@@ -249,8 +249,8 @@ def test_an_episode_that_was_cut_ends_there():
     assert stored.mask == (False, False, True, True, False, True, True, True)
 
 
-def test_shares_of_a_step() -> None:
-    """By hand: 64 as 32, 16, 16; places of kinds that are empty go to the others; none is lost by rounding."""
+def test_number_of_episodes_per_kind() -> None:
+    """By hand: 64 as 32, 16, 16; the share of an empty kind goes to the others; rounding loses none."""
     every = {"real": 9, "other": 9, "own": 9}
     assert kind_counts(every, 64, 0.5, 0.25) == {"real": 32, "other": 16, "own": 16}
     assert kind_counts({**every, "other": 0}, 64, 0.5, 0.25) == {"real": 43, "other": 0, "own": 21}
@@ -260,10 +260,10 @@ def test_shares_of_a_step() -> None:
         assert sum(kind_counts(every, size, 0.5, 0.3).values()) == size
 
 
-def test_every_episode_is_dealt_once_a_pass() -> None:
-    dealer = EpochSampler(6, 4, "key")
-    dealt = [place for step in range(6) for place in dealer.batch(step)]
-    assert [sorted(dealt[start : start + 6]) for start in range(0, 24, 6)] == [list(range(6))] * 4
-    assert EpochSampler(6, 4, "key").batch(4) == dealt[16:20]
-    assert dealt[:6] != dealt[6:12]
+def test_every_episode_is_drawn_once_per_epoch() -> None:
+    sampler = EpochSampler(6, 4, "key")
+    drawn = [place for step in range(6) for place in sampler.batch(step)]
+    assert [sorted(drawn[start : start + 6]) for start in range(0, 24, 6)] == [list(range(6))] * 4
+    assert EpochSampler(6, 4, "key").batch(4) == drawn[16:20]
+    assert drawn[:6] != drawn[6:12]
     assert EpochSampler(0, 0).batch(3) == []

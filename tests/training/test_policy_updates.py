@@ -1,4 +1,4 @@
-"""What the optimiser is given: the gradient of the whole RL objective through a real model, and the critic."""
+"""Gradients of the RL objective through a real model, and the critic's updates."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def make_batch() -> TrajectoryBatch:
 
 
 def gradient_of(model, batch: TrajectoryBatch, rl: Rl, tokens_per_batch: int) -> tuple[float, torch.Tensor]:
-    """Loss and flat gradient of the first policy update of a step, episodes read whole."""
+    """Loss and flat gradient of the first policy update of a step, without shared prefixes."""
     model = copy.deepcopy(model)
     algorithm = resolve(rl.model_copy(update={"share_prefixes": False}))
     models = Models.make(algorithm, model, None, make_processes(Resources()), tokens_per_batch)
@@ -59,8 +59,8 @@ def gradient_of(model, batch: TrajectoryBatch, rl: Rl, tokens_per_batch: int) ->
     ],
     ids=lambda rl: rl.algorithm,
 )
-def test_micro_batches_change_neither_loss_nor_gradient(model, rl: Rl):
-    """lite_ppo 5, through the model: 1, 2 and 4 micro-batches agree to 1e-6 relative."""
+def test_loss_and_gradient_are_independent_of_micro_batches(model, rl: Rl):
+    """Contract: 1, 2 and 4 micro-batches agree to 1e-6 relative."""
     batch = make_batch()
     whole_loss, whole = gradient_of(model, batch, rl, 4096)
     for tokens_per_batch in (20, 1):
@@ -69,8 +69,8 @@ def test_micro_batches_change_neither_loss_nor_gradient(model, rl: Rl):
         assert float((gradient - whole).norm() / whole.norm()) < 1e-6
 
 
-def test_padding_and_what_follows_the_last_policy_token_have_no_bearing(model):
-    """Contract: other token ids in the padding and after the last policy token leave the gradient as it is, bit for bit."""
+def test_tokens_after_the_last_policy_token_are_ignored(model):
+    """Contract: other token ids in the padding and after the last policy token give the same gradient, bit for bit."""
     batch = make_batch()
     last = (batch.mask * torch.arange(1, batch.mask.shape[1] + 1)).amax(1)
     after = torch.arange(batch.mask.shape[1])[None, :] >= last[:, None]
@@ -81,7 +81,7 @@ def test_padding_and_what_follows_the_last_policy_token_have_no_bearing(model):
     assert torch.equal(one, other)
 
 
-def test_the_critic_starts_flat_learns_its_targets_and_leaves_the_policy(model):
+def test_critic_starts_constant_and_learns_without_changing_the_policy(model):
     batch = make_batch()
     critic = Critic(model, HeadParams(loss="hl_gauss"))
     values = critic.values(batch.token_ids, batch.mask)
@@ -99,7 +99,7 @@ def test_the_critic_starts_flat_learns_its_targets_and_leaves_the_policy(model):
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
-def test_critic_warmup_leaves_the_policy_out(model):
+def test_critic_warm_up_has_no_policy_updates(model):
     rl = Rl(algorithm="ppo", group_size=2, epochs=2, minibatches=2, critic={"warmup_steps": 3})
     algorithm = resolve(rl)
     models = Models.make(algorithm, copy.deepcopy(model), None, make_processes(Resources()), 4096)
@@ -119,9 +119,9 @@ def test_critic_warmup_leaves_the_policy_out(model):
 
 
 @pytest.mark.parametrize("minibatches", [1, 2, 4])
-def test_groups_that_count_nowhere_cost_no_optimiser_step(model, minibatches: int):
-    """Contract: minibatches are made of the groups that count. Half of them were replaced by dynamic sampling: every step still
-    has `rl.minibatches` updates, which train the rest once; with one update nothing changes."""
+def test_groups_without_weight_take_no_optimiser_step(model, minibatches: int):
+    """Contract: minibatches are made of groups with weight. With half of the groups replaced by dynamic sampling, every step
+    still has `rl.minibatches` updates, which train the others once."""
     groups = "abcdefgh"
     batch = trajectory_batch(
         [
@@ -158,7 +158,7 @@ def test_agreement_of_logprobs_is_checked_in_float32():
     assert agreement({}) == {"max_logprob_difference": 0.0, "mean_logprob_difference": 0.0, "logprobs_apart": 0.0}
 
 
-def test_tokens_whose_logprobs_are_apart_are_counted(model):
+def test_tokens_with_differing_logprobs_are_counted(model):
     algorithm = resolve(Rl(algorithm="reinforce", share_prefixes=False))
     models = Models.make(algorithm, copy.deepcopy(model), None, make_processes(Resources()), 4096)
     batch = algorithm.prepare(models.annotate(make_batch(), algorithm))

@@ -24,7 +24,7 @@ from training.toys import PAIRS, KilledError, kill_at_step, outputs, store_pairs
 RL: dict[str, Any] = {"steps": 8, "learning_rate": 0.003, "warmup_steps": 0, "checkpoint_every": 3}
 
 
-def made(make_context, name: str = "run", **section: Any):
+def preference_context(make_context, name: str = "run", **section: Any):
     context = make_context("rl", name, rl={**RL, **section})
     store_pairs(context)
     return context
@@ -32,8 +32,8 @@ def made(make_context, name: str = "run", **section: Any):
 
 @pytest.mark.parametrize("name", [name for name in names() if composition(name).data == "pairs"])
 def test_every_algorithm_learns_to_rank_the_pairs(make_context, name: str):
-    """Contract: `rl.algorithm` is all that is switched; the loop counts each continuation's tokens once a step and no other."""
-    context = made(make_context, algorithm=name, preference={"pairs_per_step": 4})
+    """Contract: only `rl.algorithm` is set; the ledger counts each continuation's tokens once a step, and no others."""
+    context = preference_context(make_context, algorithm=name, preference={"pairs_per_step": 4})
     rl.run(context)
     with (context.root / "reports/rl/toy_history.csv").open() as handle:
         history = [{key: float(cell) for key, cell in row.items()} for row in csv.DictReader(handle)]
@@ -51,7 +51,7 @@ def test_every_algorithm_learns_to_rank_the_pairs(make_context, name: str):
 
 
 def job_of(make_context, name: str, tokens_per_batch: int = 512, seed: int | None = None, **preference: Any) -> PreferenceJob:
-    context = made(make_context, algorithm=name, preference=preference)
+    context = preference_context(make_context, algorithm=name, preference=preference)
     resources = context.params.resources.model_copy(update={"tokens_per_batch": tokens_per_batch})
     context.params = context.params.model_copy(update={"resources": resources})
     policy = load_policy(context.root / "data/models/sft", attention="sdpa")
@@ -60,7 +60,7 @@ def job_of(make_context, name: str, tokens_per_batch: int = 512, seed: int | Non
 
 
 @pytest.mark.parametrize("name", ["dpo", "kto", "orpo"])
-def test_the_micro_batch_split_changes_nothing(make_context, name: str):
+def test_loss_and_gradient_are_independent_of_micro_batches(make_context, name: str):
     """Contract: whatever resources.tokens_per_batch is, loss and gradient are the same to float rounding."""
     found = []
     for tokens in (4096, 60):
@@ -87,26 +87,26 @@ def test_every_pair_is_used_once_per_epoch(make_context):
     assert job.sampler.batch(1) == job.sampler.batch(1)
 
 
-def test_rl_seed_decides_the_order_of_the_pairs(make_context):
-    """The board's seeds are those of rl alone."""
+def test_rl_seed_determines_the_order_of_the_pairs(make_context):
+    """Seeds of claims are seeds of rl only."""
     orders = [job_of(make_context, "dpo", seed=seed, pairs_per_step=PAIRS).sampler.batch(0) for seed in (None, 0, 1)]
     assert orders[1] != orders[2]
-    assert orders[0] == job_of(make_context, "dpo", seed=3, pairs_per_step=PAIRS).sampler.batch(0), "null: the seed of all"
+    assert orders[0] == job_of(make_context, "dpo", seed=3, pairs_per_step=PAIRS).sampler.batch(0), "null is not the run's seed"
 
 
-def test_ktos_reference_point_is_that_of_mismatched_continuations(make_context):
-    """Before training policy and reference are the same, so z0 is 0; a policy that likes everything more raises it."""
+def test_kto_reference_point_uses_mismatched_continuations(make_context):
+    """Before training policy and reference are equal, so z0 is 0; a policy that raises all log-probabilities raises z0."""
     job = job_of(make_context, "kto", pairs_per_step=4)
     assert job.mismatched([0, 1, 2]) == pytest.approx(0.0, abs=1e-4)
     with torch.no_grad():
         for parameter in job.models.policy.parameters():
-            parameter.mul_(0.2)  # flatter logits: every continuation is likelier than the sharp reference holds it
+            parameter.mul_(0.2)  # flatter logits: every continuation is more likely than under the reference
     assert job.mismatched([0, 1, 2]) > 0.0
 
 
-def test_ktos_reference_point_never_takes_a_pairs_own_continuations(make_context):
-    """Contract: a pair drawn twice in a step, and two pairs of one node, are no mismatch: z0 then looks further, and at the pairs
-    outside the step."""
+def test_kto_reference_point_never_uses_a_pairs_own_continuations(make_context):
+    """Contract: a pair drawn twice in a step, and two pairs of one node, are no mismatch: z0 then uses other pairs, if need be
+    from outside the step."""
     job = job_of(make_context, "kto", pairs_per_step=4)
     assert job.mismatches([0, 1, 2]) == [1, 2, 0]
     assert job.mismatches([2, 2, 4]) == [4, 4, 2]
@@ -117,9 +117,9 @@ def test_ktos_reference_point_never_takes_a_pairs_own_continuations(make_context
     assert job.mismatches([0, 1]) == [2, 2]
 
 
-def test_kto_refuses_pairs_of_one_history(make_context):
-    """Contract: with nothing to compare with, z0 would be the pair's own reward; that is an error that names the remedy."""
-    context = made(make_context, algorithm="kto")
+def test_kto_rejects_pairs_of_a_single_history(make_context):
+    """Contract: without mismatches z0 would be the pair's own reward; the error names the remedy."""
+    context = preference_context(make_context, algorithm="kto")
     path = context.root / "data/annotated/toy/pairs.parquet"
     write_table(path, PAIR_SCHEMA, read_rows(path)[:1])
     with pytest.raises(ValueError, match=r"1 preference pairs of toy share one history.*raise annotate\.tasks"):
@@ -127,19 +127,19 @@ def test_kto_refuses_pairs_of_one_history(make_context):
 
 
 @pytest.mark.parametrize("name", ["dpo", "kto"])
-def test_a_killed_run_ends_with_the_same_bytes(make_context, name: str):
-    plain = made(make_context, "plain", algorithm=name, steps=5)
+def test_resume_after_kill_writes_the_same_bytes(make_context, name: str):
+    plain = preference_context(make_context, "plain", algorithm=name, steps=5)
     rl.run(plain)
-    killed = made(make_context, "killed", algorithm=name, steps=5)
+    killed = preference_context(make_context, "killed", algorithm=name, steps=5)
     kill_at_step(killed, 4)
     with pytest.raises(KilledError):
         rl.run(killed)
-    rl.run(made(make_context, "killed", algorithm=name, steps=5))
+    rl.run(preference_context(make_context, "killed", algorithm=name, steps=5))
     assert outputs(killed.root) == outputs(plain.root)
 
 
-def test_no_pairs_is_an_error_that_says_what_to_do(make_context):
-    context = made(make_context, algorithm="dpo")
+def test_missing_pairs_error_says_what_to_do(make_context):
+    context = preference_context(make_context, algorithm="dpo")
     write_table(context.root / "data/annotated/toy/pairs.parquet", PAIR_SCHEMA, [])
     with pytest.raises(ValueError, match="min_margin"):
         rl.run(context)

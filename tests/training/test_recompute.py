@@ -1,4 +1,4 @@
-"""stages.training.recompute: gradient checkpointing gives the same gradient, and leaves passes without gradients alone."""
+"""Gradient checkpointing: the same gradient, and no effect on passes without gradients."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def loss_and_gradient(model) -> tuple[float, torch.Tensor]:
 
 
 @pytest.mark.parametrize("lora", [False, True])
-def test_loss_and_gradient_are_those_without(tiny_policy: Path, lora: bool) -> None:
+def test_loss_and_gradient_are_unchanged(tiny_policy: Path, lora: bool) -> None:
     load = adapted_policy if lora else load_policy
     plain, model = (load(tiny_policy, attention="sdpa").model for _ in range(2))
     recompute_layers(model)
@@ -45,7 +45,7 @@ def test_loss_and_gradient_are_those_without(tiny_policy: Path, lora: bool) -> N
     assert float(found[1].norm()) > 1e-3
 
 
-def test_less_is_kept_for_the_backward_pass(tiny_policy: Path) -> None:
+def test_fewer_activations_are_kept_for_the_backward_pass(tiny_policy: Path) -> None:
     def kept(model) -> int:
         sizes: dict[int, int] = {}
         pack = lambda tensor: sizes.setdefault(tensor.data_ptr(), tensor.numel()) and tensor  # noqa: E731
@@ -58,8 +58,8 @@ def test_less_is_kept_for_the_backward_pass(tiny_policy: Path) -> None:
     assert kept(model) < 0.6 * kept(plain)
 
 
-def test_a_copy_recomputes_its_own_layers(tiny_policy: Path) -> None:
-    """Contract: the critic, a copy of a policy that recomputes, learns from its own weights."""
+def test_copy_recomputes_its_own_layers(tiny_policy: Path) -> None:
+    """Contract: the critic, a copy of a policy with gradient checkpointing, uses its own weights."""
     model = load_policy(tiny_policy, attention="sdpa").model
     recompute_layers(model)
     other = copy.deepcopy(model)
@@ -78,7 +78,7 @@ def test_a_copy_recomputes_its_own_layers(tiny_policy: Path) -> None:
     assert model.model.layers[0].mlp.up_proj.weight.grad is None
 
 
-def test_the_engine_samples_as_before_and_prefixes_are_not_shared(tiny_policy: Path) -> None:
+def test_sampling_is_unchanged_and_prefixes_are_not_shared(tiny_policy: Path) -> None:
     model = load_policy(tiny_policy).model
     assert can_share(model)
 
@@ -94,6 +94,6 @@ def test_the_engine_samples_as_before_and_prefixes_are_not_shared(tiny_policy: P
     assert not can_share(model)
 
 
-def test_a_model_without_such_layers_is_refused() -> None:
+def test_model_without_checkpointing_layers_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"model\.gradient_checkpointing"):
         recompute_layers(nn.Linear(2, 2))

@@ -1,4 +1,4 @@
-"""stages.rl with the methods whose data are not simply the groups of one draw: each runs on the toy domain, and resumes."""
+"""stages.rl with every online method that test_rl_stage.py does not cover: each runs on the toy domain and resumes exactly."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ RL: dict[str, Any] = {
     "sampling": {"max_tokens": 3},
 }
 LEARNT = {"reinforce", "rloo", "grpo", "ppo"}
-"""Those that tests/training/test_rl_stage.py trains until they succeed."""
+"""Methods that tests/training/test_rl_stage.py trains until they succeed."""
 METHODS = sorted({name for name in names() if composition(name).data == "episodes"} - LEARNT)
-"""tests/training/test_archer.py has those that learn from the replay buffer."""
+"""tests/training/test_archer.py has those with a replay buffer."""
 
 
 def run(context) -> list[dict[str, float]]:
@@ -41,9 +41,9 @@ def run(context) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_trains_by_its_name_alone(make_context, tiny_policy, name: str):
-    """Contract: `rl.algorithm` is all that is switched; the loop counts its tokens as for any other."""
-    # A critic that needs no warm-up; a first stage of one turn, in which no episode can succeed, and then enough to learn from.
+def test_every_method_trains_with_its_defaults(make_context, tiny_policy, name: str):
+    """Contract: only `rl.algorithm` is set, and the ledger counts its tokens."""
+    # No critic warm-up; more steps for scaling_inter, in whose first stage, of one turn, no episode can succeed.
     extra = {"scaling_inter": {"steps": 3, "group_size": 8}}.get(name, {})
     if learns_values(resolve(Rl(algorithm=name)).rl):
         extra = {"critic": {"warmup_steps": 0}}
@@ -62,7 +62,7 @@ def test_every_method_trains_by_its_name_alone(make_context, tiny_policy, name: 
 
 
 def store_progress(context, tiny_policy, contribution: float) -> None:
-    """A progress estimator that says the same of every turn."""
+    """Save a progress estimator that predicts `contribution` for every turn."""
     import torch
 
     from stages.agent.policy import load_policy
@@ -74,9 +74,9 @@ def store_progress(context, tiny_policy, contribution: float) -> None:
     model.save(context.root / "data/annotated/toy/progress_model")
 
 
-def test_progress_credits_turns_and_is_told(make_context, tiny_policy):
-    """spa_rl: every turn is rewarded with its contribution, in place of the return; the history tells what was understood and how
-    far contributions are from returns."""
+def test_progress_credits_turns_and_is_reported(make_context, tiny_policy):
+    """spa_rl: every turn is rewarded with its contribution instead of the return; the history has the share of accepted actions
+    and the difference between contributions and returns."""
     settings = {**RL, "steps": 1, "algorithm": "grpo", "advantage": {"level": "turn", "mean": "none", "std": "none"}}
     context = make_context("rl", rl={**settings, "credit": {"kind": "progress"}}, annotate={"progress": {"kind": "spa"}})
     with pytest.raises(FileNotFoundError, match="progress_model"):
@@ -92,8 +92,8 @@ def test_progress_credits_turns_and_is_told(make_context, tiny_policy):
         assert {(turn, round(value, 5)) for value, turn, owner in tokens if owner == 1} == {(0, 0.5), (1, 0.25)}
 
 
-def half_dead(context, monkeypatch, dead: set[str]) -> None:
-    """Let the tasks in `dead` fail whatever the policy does, and the others succeed at every second attempt."""
+def set_outcomes(context, monkeypatch, dead: set[str]) -> None:
+    """Make the tasks in `dead` fail whatever the policy does, and the others succeed at every second attempt."""
     played = online.OnlineJob.play
 
     def play(self, task_ids, step, greedy=False):
@@ -106,13 +106,13 @@ def half_dead(context, monkeypatch, dead: set[str]) -> None:
     monkeypatch.setattr(online.OnlineJob, "play", play)
 
 
-def test_dynamic_sampling_plays_further_tasks(make_context, monkeypatch):
-    """dapo: dead groups are replaced by further tasks, at most `rounds` times; all that was played is counted."""
+def test_dynamic_sampling_replaces_dead_groups(make_context, monkeypatch):
+    """dapo: dead groups are replaced by further tasks, at most `rounds` times; all rollouts are counted."""
     tasks = {f"toy-{index:03d}" for index in range(16) if index % 4 != 3}
     context = make_context(
         "rl", rl={**RL, "steps": 1, "algorithm": "dapo", "tasks_per_step": 4, "group_resampling": {"rounds": 6}}
     )
-    half_dead(context, monkeypatch, dead=set(sorted(tasks)[::2]))
+    set_outcomes(context, monkeypatch, dead=set(sorted(tasks)[::2]))
     (row,) = run(context)
     assert row["live_groups"] >= 4
     assert row["groups"] > 4
@@ -124,11 +124,11 @@ def test_dynamic_sampling_plays_further_tasks(make_context, monkeypatch):
     assert len(played) == row["groups"]
 
 
-def test_dynamic_sampling_gives_up(make_context, monkeypatch):
-    """Contract: when every group is dead there is no optimiser step, the weights stay, and the history says so (vspo_prs 8)."""
+def test_steps_with_only_dead_groups_are_skipped(make_context, monkeypatch):
+    """Contract: when every group is dead there is no optimiser step, the weights stay, and the history says so."""
     for name in ("dapo", "vspo"):
         context = make_context("rl", name, rl={**RL, "algorithm": name, "weight_decay": 0.1, "dead_groups": "keep"})
-        half_dead(context, monkeypatch, dead={f"toy-{index:03d}" for index in range(16)})
+        set_outcomes(context, monkeypatch, dead={f"toy-{index:03d}" for index in range(16)})
         history = run(context)
         assert [row["skipped"] for row in history] == [1.0, 1.0]
         start = context.root / "data/models/sft/model.safetensors"
@@ -145,8 +145,8 @@ def test_remax_plays_one_greedy_episode_per_task(make_context):
 
 
 @pytest.mark.parametrize("name", ["arpo", "dapo", "pacs", "remax", "rl_plus", "vspo"])
-def test_a_killed_run_ends_with_the_same_bytes(make_context, monkeypatch, name: str):
-    """Contract: further tasks, greedy episodes, demonstrations, drawn copies and branches come out the same after a kill."""
+def test_resume_after_kill_writes_the_same_bytes(make_context, monkeypatch, name: str):
+    """Contract: further tasks, greedy episodes, demonstrations, drawn copies and branches are the same after a kill."""
     sections = {"rl": {**RL, "steps": 3, "algorithm": name}}
     plain = make_context("rl", "plain", **sections)
     rl.run(plain)
@@ -158,9 +158,9 @@ def test_a_killed_run_ends_with_the_same_bytes(make_context, monkeypatch, name: 
     assert outputs(killed.root) == outputs(plain.root)
 
 
-def test_branches_are_counted_by_what_was_played(make_context):
-    """arpo: shared turns are no environment steps and no tool calls a second time; hard attribution plays the same."""
-    told = {}
+def test_inherited_turns_of_branches_are_not_counted_again(make_context):
+    """arpo: inherited turns count no further environment steps or tool calls; credit: branches has the same rollouts."""
+    rollouts = {}
     for credit in ("outcome", "branches"):
         section = {**RL, "steps": 1, "algorithm": "arpo", "branching": {"base": 1.0, "initial": 2}, "credit": {"kind": credit}}
         context = make_context("rl", credit, rl=section)
@@ -170,13 +170,13 @@ def test_branches_are_counted_by_what_was_played(make_context):
         assert row["environment_steps"] == row["tool_calls"] == played < row["turns"] * row["episodes"]
         assert row["episodes"] == 9
         assert row["branches"] == pytest.approx(3 / 9)
-        told[credit] = [(sample["episode_id"], sample["parent"], sample["token_ids"]) for sample in samples]
-    assert told["outcome"] == told["branches"]
+        rollouts[credit] = [(sample["episode_id"], sample["parent"], sample["token_ids"]) for sample in samples]
+    assert rollouts["outcome"] == rollouts["branches"]
     assert row["merged_steps"] == pytest.approx(6 / 18)
 
 
-def test_scrambled_keys_train_as_grpo_does(make_context):
-    """salt: the control gives the same weights as GRPO, and real keys others, whose history shows how much merged."""
+def test_salt_with_scrambled_keys_equals_grpo(make_context):
+    """The control gives the same weights as GRPO; with salt the history has the share of merged steps."""
     weights = {}
     sections = {
         "grpo": {"algorithm": "grpo"},
@@ -191,7 +191,7 @@ def test_scrambled_keys_train_as_grpo_does(make_context):
     assert weights["scrambled"] == weights["grpo"]
 
 
-def test_model_aware_selection_plays_measured_tasks_alone(make_context):
+def test_model_aware_selection_draws_only_partly_solved_tasks(make_context):
     from stages.records.episode import write_json
 
     context = make_context("rl", rl={**RL, "selection": {"kind": "model_aware"}})
@@ -202,8 +202,8 @@ def test_model_aware_selection_plays_measured_tasks_alone(make_context):
     assert played == {"toy-001", "toy-002", "toy-004"}
 
 
-def test_the_environments_success_is_reported_whatever_is_rewarded(make_context):
-    """Contract: shaping changes what is learnt from, not what counts as success."""
+def test_reported_success_is_independent_of_reward_shaping(make_context):
+    """Contract: shaping changes the training reward, not what counts as success."""
     shaped = run(make_context("rl", "shaped", rl={**RL, "steps": 1, "reward": {"correct": 5.0, "wrong": 2.0}}))
     plain = run(make_context("rl", "plain", rl={**RL, "steps": 1}))
     assert shaped[0]["success"] == plain[0]["success"]
@@ -232,9 +232,8 @@ COMPOSITION = Composition(
 """
 
 
-def test_an_outside_method_keeps_a_running_mean_per_task_across_checkpoints(make_context, tmp_path, monkeypatch):
-    """Contract: batches carry task ids, and a method's state is part of checkpoints: a run killed between any two steps ends with
-    the same bytes."""
+def test_state_of_an_outside_method_survives_a_kill(make_context, tmp_path, monkeypatch):
+    """Contract: batches carry task ids, and a method's state is part of checkpoints: a killed run ends with the same bytes."""
     (tmp_path / "running_mean.py").write_text(RUNNING_MEAN)
     monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(tmp_path)])
     section = {**RL, "steps": 4, "algorithm": "running_mean"}

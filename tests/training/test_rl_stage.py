@@ -35,7 +35,7 @@ def run(context) -> list[dict[str, float]]:
 
 
 def with_lora(make_context, rank: int = 8, **model: Any) -> dict[str, Any]:
-    """The section `model` of the contexts with LoRA in it."""
+    """The contexts' section `model`, with LoRA."""
     path = make_context("rl", "default").params.model.path
     return {"model": {"path": path, "max_length": 128, "lora": {"rank": rank}, **model}}
 
@@ -58,9 +58,9 @@ def test_every_algorithm_learns(make_context, algorithm: str):
     assert history[-1]["kl"] > 0.01
 
 
-def test_rovers_successor_bears_on_every_step(make_context):
-    """Contract: named alone ROVER makes several updates a step, so that the weight of its successor's term makes another policy
-    of the same first step's episodes."""
+def test_rover_successor_term_affects_the_first_step(make_context):
+    """Contract: with its defaults ROVER makes several updates per step, so that the weight of its successor term changes the
+    policy that results from the same episodes."""
     weights, first = set(), []
     for name, settings in {"whole": {}, "none": {"beta_next": 0.0}, "fivefold": {"beta_next": 5.0}}.items():
         section = {**RL, "algorithm": "rover", "steps": 1, "tasks_per_step": 4, "group_size": 4, "settings": settings}
@@ -72,7 +72,7 @@ def test_rovers_successor_bears_on_every_step(make_context):
     assert {row["ratio_max"] > 1.0 for row in first} == {True}
 
 
-# The absolute form's values are those of random play: of several tokens per action they would have to come back token by token.
+# The absolute form's values are those of random play; with several tokens per action they would propagate token by token.
 ABSOLUTE = {"settings": {"form": "absolute", "rho": 0.1}, "advantage": {"mean": "none"}, "sampling": {"max_tokens": 1}}
 
 
@@ -86,7 +86,7 @@ def test_rover_learns_in_both_forms(make_context, changes: dict[str, Any]):
     assert report["ledger/policy_tokens_trained"] == pytest.approx(sum(row["policy_tokens"] for row in history) * 36)
 
 
-def test_samples_show_the_first_and_last_steps_advantages(make_context):
+def test_samples_hold_advantages_of_the_first_and_last_step(make_context):
     context = make_context("rl", rl={**RL, "steps": 3})
     run(context)
     rows = read_rows(context.root / "data/rl/toy/samples.parquet")
@@ -98,8 +98,8 @@ def test_samples_show_the_first_and_last_steps_advantages(make_context):
     assert any(value for row in rows for value in row["advantages"])
 
 
-def test_a_budget_of_environment_steps_ends_the_run_after_the_step_that_reaches_it(make_context):
-    """Contract: methods are compared at equal environment steps; a resumed run has counted those before it was killed."""
+def test_run_ends_after_the_step_that_reaches_the_budget(make_context):
+    """Contract: methods are compared at equal environment steps; a resumed run counts those before the kill."""
     context = make_context("rl", rl={**RL, "environment_steps": 100, "checkpoint_every": 1})
     kill_at_step(context, 2)
     with pytest.raises(KilledError):
@@ -114,8 +114,8 @@ def test_a_budget_of_environment_steps_ends_the_run_after_the_step_that_reaches_
     assert {row["step"] for row in read_rows(context.root / "data/rl/toy/samples.parquet")} == {1, len(history)}
 
 
-def test_a_run_may_stop_at_a_success_to_be_compared_at(make_context):
-    """Contract: it ends with the step that completes five whose mean success is at least that; a kill in between changes
+def test_run_ends_when_it_reaches_stop_at_success(make_context):
+    """Contract: it ends with the first step whose mean success over five steps is at least that; a kill in between changes
     nothing."""
     section = {**RL, "steps": 12, "learning_rate": 1e-9, "checkpoint_every": 1}
     undisturbed = [row["success"] for row in run(make_context("rl", "whole", rl=section))]
@@ -131,15 +131,15 @@ def test_a_run_may_stop_at_a_success_to_be_compared_at(make_context):
     assert {row["step"] for row in read_rows(context.root / "data/rl/toy/samples.parquet")} == {1, expected}
 
 
-def test_rls_own_seed_changes_what_it_draws(make_context):
-    """Contract: runs that differ in rl.seed alone share everything before rl; null is the run's seed."""
+def test_rl_seed_changes_the_rollouts(make_context):
+    """Contract: runs that differ only in rl.seed share everything before rl; null is the run's seed."""
     first = [run(make_context("rl", f"s{seed}", rl={**RL, "steps": 1, "seed": seed}))[0] for seed in (None, 3, 4)]
     assert first[0] == first[1] != first[2]
 
 
 @pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("changes", [{}, {**PPO, "epochs": 2, "minibatches": 3}])
-def test_a_killed_run_ends_with_the_same_bytes(make_context, changes: dict[str, Any], lora: bool):
+def test_resume_after_kill_writes_the_same_bytes(make_context, changes: dict[str, Any], lora: bool):
     """Contract: outputs after a kill and a second start are those of an undisturbed run."""
     sections = {"rl": {**RL, "steps": 4, **changes}, **(with_lora(make_context) if lora else {})}
     plain = make_context("rl", "plain", **sections)
@@ -153,7 +153,7 @@ def test_a_killed_run_ends_with_the_same_bytes(make_context, changes: dict[str, 
 
 
 def test_dropping_dead_groups_gives_the_same_training(make_context):
-    """Contract: with a group baseline, outcome credit and no KL or entropy term, drop and keep differ by rounding alone; the
+    """Contract: with a group baseline, outcome credit and no KL or entropy term, drop and keep differ only by rounding; the
     tokens left out are counted."""
     settings = {**RL, "algorithm": "grpo", "steps": 2, "group_size": 3}
     kept = make_context("rl", "kept", rl=settings)
@@ -170,7 +170,7 @@ def test_dropping_dead_groups_gives_the_same_training(make_context):
     assert totals[0] == totals[1]
 
 
-def test_annotated_credit_reads_the_step_value_model(make_context, tiny_policy):
+def test_annotated_credit_uses_the_step_value_model(make_context, tiny_policy):
     from stages.agent.policy import load_policy
     from stages.values.step_value import StepValueModel
 
@@ -195,7 +195,7 @@ def test_annotated_credit_reads_the_step_value_model(make_context, tiny_policy):
         assert last.pop() - first.pop() == pytest.approx(row["reward"] - 0.25, abs=1e-5)
 
 
-def test_a_difference_between_sampling_and_training_is_an_error(make_context, monkeypatch):
+def test_logprob_difference_of_sampling_and_training_is_an_error(make_context, monkeypatch):
     """Contract: in float32, log-probs of the engine and of the training pass that differ by more than 1e-5 stop the run."""
     context = make_context("rl", rl={**RL, "steps": 1})
     played = online.OnlineJob.play
@@ -223,9 +223,9 @@ def test_other_switches_run(make_context, changes: dict[str, Any]):
 
 
 @pytest.mark.parametrize("algorithm", ["reinforce", "ppo"])
-def test_lora_learns_and_leaves_an_adapter(make_context, tiny_policy, algorithm: str):
-    """Contract: with model.lora the specialist is an adapter on data/models/sft; sampling and training log-probs agree as ever,
-    and KL is taken from the weights without the adapter."""
+def test_lora_learns_and_saves_an_adapter(make_context, tiny_policy, algorithm: str):
+    """Contract: with model.lora the specialist is an adapter on data/models/sft; sampling and training log-probs agree,
+    and KL is relative to the weights without the adapter."""
     from stages.agent.policy import load_policy
     from stages.engine.adapters import Adapter, is_adapter
 
@@ -250,8 +250,8 @@ def test_lora_learns_and_leaves_an_adapter(make_context, tiny_policy, algorithm:
     assert not torch.equal(changed.model.layers[0].mlp.up_proj.weight, start.model.layers[0].mlp.up_proj.weight)
 
 
-def test_the_seed_of_rl_draws_loras_first_factors(make_context, tiny_policy):
-    """Contract: all that rl draws comes from rl.seed; null stands for the run's."""
+def test_rl_seed_determines_the_initial_lora_factors(make_context, tiny_policy):
+    """Contract: all random numbers of rl come from rl.seed; null is the run's seed."""
     from safetensors.torch import load_file
 
     found = {}
@@ -266,7 +266,7 @@ def test_the_seed_of_rl_draws_loras_first_factors(make_context, tiny_policy):
 
 
 def test_gradient_checkpointing_gives_the_same_training(make_context):
-    """Contract: model.gradient_checkpointing changes memory and time, the history by rounding alone."""
+    """Contract: model.gradient_checkpointing changes memory and time, and the history only by rounding."""
     settings = {**RL, "steps": 2, "share_prefixes": False}
     plain = run(make_context("rl", "plain", rl=settings))
     path = make_context("rl", "plain").params.model.path
@@ -276,7 +276,7 @@ def test_gradient_checkpointing_gives_the_same_training(make_context):
 
 
 def test_bfloat16_with_lora_runs(make_context, other_precision):
-    """Contract: in bfloat16 the frozen weights are too, the factors that are saved are not."""
+    """Contract: the saved factors are float32."""
     from safetensors.torch import load_file
 
     resources = {"slots": 16, "threads": 1, "tokens_per_batch": 512, "precision": "bfloat16"}

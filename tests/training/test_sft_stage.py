@@ -15,7 +15,7 @@ from training.toys import KilledError, demonstration, kill_at_step, letter_tasks
 SFT = {"epochs": 3.5, "batch_tokens": 256, "learning_rate": 3e-3, "eval_every": 2, "checkpoint_every": 3, "patience": 4}
 
 
-def test_the_stage_learns_and_every_policy_token_counts_once_per_epoch(make_context):
+def test_sft_learns_and_counts_every_policy_token_once_per_epoch(make_context):
     context = make_context("sft", sft=SFT)
     sft.run(context)
     report = json.loads((context.root / "reports/sft.json").read_text())
@@ -33,7 +33,7 @@ def test_the_stage_learns_and_every_policy_token_counts_once_per_epoch(make_cont
     assert load_policy(context.root / "data/models/sft").model.dtype == torch.float32
 
 
-def test_the_number_of_demonstrations_can_be_limited(make_context):
+def test_number_of_demonstrations_can_be_limited(make_context):
     """Contract: sft.demonstrations draws that many of each domain's training demonstrations; with fewer, a subset of them."""
     shown = {}
     for count in (3, 5, 50):
@@ -46,7 +46,7 @@ def test_the_number_of_demonstrations_can_be_limited(make_context):
     assert shown[3] < shown[5] < shown[50]
 
 
-def test_without_demonstrations_rl_starts_from_the_base_model(make_context, tiny_policy):
+def test_without_demonstrations_sft_saves_the_base_model(make_context, tiny_policy):
     context = make_context("sft", sft={**SFT, "demonstrations": 0})
     sft.run(context)
     weights = (context.root / "data/models/sft/model.safetensors").read_bytes()
@@ -55,7 +55,7 @@ def test_without_demonstrations_rl_starts_from_the_base_model(make_context, tiny
 
 
 @pytest.mark.parametrize(("step", "rank"), [(4, 0), (7, 0), (7, 4)])
-def test_a_killed_run_ends_with_the_same_bytes(make_context, tiny_policy, step: int, rank: int):
+def test_resume_after_kill_writes_the_same_bytes(make_context, tiny_policy, step: int, rank: int):
     """Contract: outputs after a kill and a second start are those of an undisturbed run."""
     sections = {"sft": SFT, "model": {"path": str(tiny_policy), "max_length": 128, "lora": {"rank": rank}}}
     plain = make_context("sft", "plain", **sections)
@@ -71,8 +71,8 @@ def test_a_killed_run_ends_with_the_same_bytes(make_context, tiny_policy, step: 
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_lora_learns_and_leaves_a_whole_model(make_context, tiny_policy, other_precision, precision: str):
-    """Contract: with model.lora the outcome is a whole float32 model as ever: the base's weights with the adapter folded in."""
+def test_lora_learns_and_saves_a_full_model(make_context, tiny_policy, other_precision, precision: str):
+    """Contract: with model.lora the output is a full float32 model: the base's weights with the adapter merged in."""
     from safetensors.torch import load_file
 
     from stages.agent.chat import Chat
@@ -103,8 +103,8 @@ def test_lora_learns_and_leaves_a_whole_model(make_context, tiny_policy, other_p
     assert job.validation_loss() == pytest.approx(report["valid_loss"], rel=close)
 
 
-def test_gradient_checkpointing_trains_to_the_same_weights(make_context, tiny_policy):
-    """Contract: recomputing layers in the backward pass changes results by float rounding alone."""
+def test_gradient_checkpointing_gives_the_same_weights(make_context, tiny_policy):
+    """Contract: recomputing layers in the backward pass changes results only by float rounding."""
     from safetensors.torch import load_file
 
     weights = []
@@ -117,7 +117,7 @@ def test_gradient_checkpointing_trains_to_the_same_weights(make_context, tiny_po
 
 
 def test_training_stops_early_and_keeps_the_best_weights(make_context):
-    """Contract: with a rate that ruins the model, the weights kept are those of the lowest validation loss."""
+    """Contract: with a learning rate that diverges, the weights kept are those of the lowest validation loss."""
     context = make_context(
         "sft", sft={**SFT, "epochs": 30.0, "eval_every": 1, "learning_rate": 0.3, "warmup": 0.0, "patience": 3}
     )
@@ -135,7 +135,7 @@ def test_training_stops_early_and_keeps_the_best_weights(make_context):
     assert job.validation_loss() == pytest.approx(report["valid_loss"], rel=1e-5)
 
 
-def test_a_demonstration_of_a_test_task_is_refused(make_context):
+def test_demonstration_of_a_test_task_is_rejected(make_context):
     context = make_context("sft", sft=SFT)
     stranger = demonstration(letter_tasks(40)[39])
     write_episodes(context.root / "data/curated/toy/demonstrations.parquet", [stranger])

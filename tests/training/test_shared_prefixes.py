@@ -1,4 +1,4 @@
-"""What episodes have in common read once: the same states, loss and gradients as reading every episode whole."""
+"""Shared prefixes: encoding them once gives the states, loss and gradients of separate passes."""
 
 from __future__ import annotations
 
@@ -52,19 +52,19 @@ def make_batch(vocabulary: int) -> TrajectoryBatch:
 
 
 def with_equal_turns(batch: TrajectoryBatch) -> TrajectoryBatch:
-    """The batch with the first three tokens after the prompt of group a's second episode those of its first: then they part."""
+    """The batch, with the first 1 and 5 tokens after the prompt of group a's next two episodes equal to those of its first."""
     token_ids = batch.token_ids.clone()
     token_ids[1, 30:31] = token_ids[0, 30:31]
     token_ids[2, 30:35] = token_ids[0, 30:35]
     return batch.with_(token_ids=token_ids)
 
 
-def test_rows_are_ordered_by_their_tokens_each_with_what_it_has_in_common_with_those_before():
+def test_rows_are_sorted_with_the_length_of_their_shared_prefix():
     rows = [np.array(row) for row in ([7, 1, 2], [5, 1], [5, 1, 9, 9], [5, 2], [5, 1, 9], [5, 1, 9])]
     assert in_order(rows) == [(1, 0), (4, 2), (5, 3), (2, 3), (3, 1), (0, 0)]
 
 
-def test_the_plan_holds_every_row_once_and_respects_the_budget(model):
+def test_plan_holds_every_row_once_within_the_budget(model):
     batch = make_batch(model.config.vocab_size)
     rows = list(range(batch.size))
     whole = plan_shared(batch.token_ids, batch.mask, rows, 4096)
@@ -78,7 +78,7 @@ def test_the_plan_holds_every_row_once_and_respects_the_budget(model):
 
 
 @pytest.mark.parametrize("least", [2, 3, 4, 99])
-def test_the_plan_divides_rows_evenly_and_into_as_many_parts_as_asked(model, least: int):
+def test_plan_divides_rows_evenly_into_the_requested_parts(model, least: int):
     batch = make_batch(model.config.vocab_size)
     rows = list(range(batch.size))
     parts = plan_shared(batch.token_ids, batch.mask, rows, 4096, least)
@@ -91,7 +91,7 @@ def test_the_plan_divides_rows_evenly_and_into_as_many_parts_as_asked(model, lea
     assert plan_shared(batch.token_ids, batch.mask, [], 4096, least) == []
 
 
-def test_a_layout_holds_each_distinct_token_once(model):
+def test_layout_holds_each_distinct_prefix_once(model):
     batch = with_equal_turns(make_batch(model.config.vocab_size))
     micro = take(batch, range(batch.size))
     layout = make_layout(micro.token_ids, micro.mask)
@@ -105,7 +105,7 @@ def test_a_layout_holds_each_distinct_token_once(model):
 
 @pytest.mark.parametrize("families", [FAMILIES, ()], ids=["layers", "model"])
 def test_states_are_those_of_the_dense_pass(model, families, monkeypatch):
-    """Contract: by the layers' modules, and by the forward pass of a model whose family is not known."""
+    """Contract: both by the layers' modules and by the forward pass of a model of an unknown family."""
     monkeypatch.setattr("stages.training.shared_prefixes.FAMILIES", families)
     batch = with_equal_turns(make_batch(model.config.vocab_size))
     for rows in plan_shared(batch.token_ids, batch.mask, range(batch.size), 90):
@@ -146,8 +146,8 @@ def test_loss_and_gradient_are_those_of_the_dense_pass(model, algorithm, tokens_
     torch.testing.assert_close(shared, dense, atol=1e-5, rtol=1e-4)
 
 
-def test_a_shared_prompt_gets_its_gradient_from_every_episode(model):
-    """By finite differences: move one embedding that only the shared prompt holds; the loss of all its rows answers."""
+def test_shared_prompt_gets_its_gradient_from_every_episode(model):
+    """By finite differences of an embedding that only the shared prompt uses."""
     twin = copy.deepcopy(model).double()
     micro = take(make_batch(model.config.vocab_size), [0, 1, 2, 3])
 
@@ -172,7 +172,7 @@ def test_a_shared_prompt_gets_its_gradient_from_every_episode(model):
     assert abs(gradient) > 1e-3
 
 
-def test_models_that_do_not_attend_to_everything_are_read_whole():
+def test_prefixes_are_shared_only_with_full_attention():
     def fake(recomputed=False, **config):
         layers = [SimpleNamespace(gradient_checkpointing=recomputed)]
         return SimpleNamespace(config=SimpleNamespace(**config), modules=lambda: layers)
@@ -184,4 +184,4 @@ def test_models_that_do_not_attend_to_everything_are_read_whole():
     assert not can_share(fake(recomputed=True))
     own_attention = fake()
     own_attention._supports_attention_backend = False
-    assert not can_share(own_attention), "as GPT-Neo has, with windows that its configuration calls otherwise"
+    assert not can_share(own_attention), "like GPT-Neo, whose configuration has its windows under another name"

@@ -1,4 +1,4 @@
-"""rl with a policy that thinks: environments get actions, all tokens are trained."""
+"""rl with a reasoning policy: environments get the actions, and all tokens are trained."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from stages.records.thinking import parse_turn
 from training.test_horizon import RL
 
 
-def test_rl_plays_actions_and_trains_thoughts(make_context, tiny_policy: Path) -> None:
-    """Contract: with `model.thinking`, the action of a turn is what follows its thought, and every token that the policy drew is
-    trained once. The marks are letters that a random policy writes often."""
+def test_rl_executes_actions_and_trains_all_sampled_tokens(make_context, tiny_policy: Path) -> None:
+    """Contract: with `model.thinking`, the action of a turn is what follows its reasoning, and every sampled token is trained
+    once. The markers are letters that a random policy often writes."""
     model = {"path": str(tiny_policy), "max_length": 128, "thinking": {"start": "o", "end": "e"}}
     settings = {**RL, "algorithm": "grpo", "steps": 2, "tasks_per_step": 8, "sampling": {"max_tokens": 8}}
     context = make_context("rl", rl=settings, model=model)
@@ -30,8 +30,8 @@ def test_rl_plays_actions_and_trains_thoughts(make_context, tiny_policy: Path) -
             assert turn["action"] == parse_turn(text, marks).action
             assert set(row["owner"][turn["start"] : turn["end"]]) == {int(Owner.POLICY)}
             acted += "e" in text and turn["action"] != text.strip()
-        said = [message["content"] for message in row["messages"] if message["role"] == "assistant"]
-        assert all(turn["action"] in text for turn, text in zip(row["turns"], said, strict=True))
+        replies = [message["content"] for message in row["messages"] if message["role"] == "assistant"]
+        assert all(turn["action"] in text for turn, text in zip(row["turns"], replies, strict=True))
     assert acted > 0
     metrics = context.tracker.metrics
     trained = metrics["ledger/policy_tokens_trained"][-1] + metrics["ledger/policy_tokens_dropped"][-1]

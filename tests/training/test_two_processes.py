@@ -1,4 +1,4 @@
-"""Training in two processes started by `accelerate launch` with the shipped configurations, on gloo, beside one process."""
+"""Training in two processes, started by `accelerate launch` with the shipped configurations on gloo, compared with one."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ SECTIONS = {
 }
 PAIRS = {
     "resources": RESOURCES,
-    # Before each update KTO scores further documents with policy and reference.
+    # Before each update KTO scores other pairs with policy and reference.
     "rl": {"algorithm": "kto", "steps": 4, "warmup_steps": 0, "checkpoint_every": 2, "preference": {"pairs_per_step": 5}},
 }
 
@@ -74,8 +74,8 @@ def curve(path: Path) -> list[dict[str, float]]:
 
 @pytest.fixture
 def start(make_context, tmp_path):
-    """start(name, *launcher, **sections): a process that runs sft, then rl, in a folder of its own, and rl from pairs in `pairs`
-    below it."""
+    """start(name, *launcher, **sections): a process that runs sft, then rl, in its own folder, and rl from pairs in the subfolder
+    `pairs`."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
 
@@ -93,9 +93,9 @@ def start(make_context, tmp_path):
 
 
 @pytest.mark.timeout(900)
-def test_two_processes_train_as_one_does(start, tmp_path: Path) -> None:
+def test_two_processes_train_like_one(start, tmp_path: Path) -> None:
     """Contract: under DDP and FSDP, sft, rl with policy and critic, and rl from preference pairs have one process's loss curve to
-    1e-5, and its weights; the first process alone writes, whole files in the same places."""
+    1e-5, and its weights; only the first process writes, the same files."""
     launch = ("-m", "accelerate.commands.launch", "--config_file")
     running = {"one": start("one")}
     for name in ("ddp", "fsdp"):
@@ -128,7 +128,7 @@ def test_two_processes_train_as_one_does(start, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_a_team_trains_to_the_same_bytes_whatever_its_size(start, tmp_path: Path) -> None:
+def test_trained_bytes_are_independent_of_the_number_of_workers(start, tmp_path: Path) -> None:
     """Contract: with 1, 2 and 3 workers, sft, rl with policy and critic, and rl from preference pairs write the same bytes."""
     running = {count: start(f"team{count}", resources={**RESOURCES, "workers": count}) for count in (1, 2, 3)}
     for count, (_, process) in running.items():
@@ -143,8 +143,8 @@ def test_a_team_trains_to_the_same_bytes_whatever_its_size(start, tmp_path: Path
 
 
 @pytest.mark.timeout(300)
-def test_a_stage_fails_with_its_team(start, tmp_path: Path) -> None:
-    """A process of a team that fails ends the stage, which names the cause; nobody waits for it for ever."""
+def test_failing_worker_ends_the_stage(start, tmp_path: Path) -> None:
+    """The stage ends with the cause; no other worker waits."""
     sections = {"resources": {**RESOURCES, "workers": 3}, "rl": {**SECTIONS["rl"], "learning_rate": 1e30}}
     _, process = start("failing", **sections)
     assert process.wait(timeout=240) != 0
@@ -153,8 +153,8 @@ def test_a_stage_fails_with_its_team(start, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_in_bfloat16_every_process_scores_as_it_trains(start, tmp_path: Path) -> None:
-    """Contract: under DDP and FSDP, too, old and new log-probabilities of a ratio come from equal passes."""
+def test_bfloat16_ratios_start_at_one_in_two_processes(start, tmp_path: Path) -> None:
+    """Contract: under DDP and FSDP, too, old and new log-probabilities of a ratio come from the same kind of pass."""
     section = {**SECTIONS["rl"], "algorithm": "gspo", "epochs": 1}
     del section["critic"]
     changes = {"resources": {**RESOURCES, "precision": "bfloat16"}, "rl": section}

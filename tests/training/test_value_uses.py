@@ -1,4 +1,4 @@
-"""What rl makes of annotate's step-value model beside step credit: where critics start, and which tasks are drawn."""
+"""Uses of annotate's step-value model in rl besides step credit: initial critics and task sampling."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ RL: dict[str, Any] = {
 
 
 def store_value_model(folder: Path, tiny_policy: Path, head: HeadParams, spread: float = 0.3) -> StepValueModel:
-    """A step-value model whose values differ from history to history, as annotate would have saved it."""
+    """Save a step-value model as annotate does, with values that differ between histories."""
     model = StepValueModel(load_policy(tiny_policy, attention="sdpa").model.base_model, head)
     torch.nn.init.normal_(model.output.weight, std=spread, generator=torch.Generator().manual_seed(2))
     if head.loss == "mse":
@@ -51,8 +51,8 @@ def store_value_model(folder: Path, tiny_policy: Path, head: HeadParams, spread:
 
 @pytest.mark.parametrize("algorithm", ["ppo", "a2c", "archer"])
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_critic_starts_at_the_annotated_values(tiny_policy, tmp_path, algorithm: str, shared: bool):
-    """Contract: before the first update the critic says of histories before turns what the step-value model says."""
+def test_critic_starts_from_the_step_value_model(tiny_policy, tmp_path, algorithm: str, shared: bool):
+    """Contract: before the first update the critic's values of histories before turns are the step-value model's."""
     head = HeadParams()
     model = store_value_model(tmp_path, tiny_policy, head)
     section = {"algorithm": algorithm, "critic": {"init": "value_model", "head": head}, "share_prefixes": shared}
@@ -80,14 +80,14 @@ def test_a_critic_starts_at_the_annotated_values(tiny_policy, tmp_path, algorith
     assert float(values[values != 0].std()) < 1e-5
 
 
-def test_a_model_with_another_head_is_refused(tiny_policy, tmp_path):
+def test_step_value_model_with_another_head_is_rejected(tiny_policy, tmp_path):
     store_value_model(tmp_path, tiny_policy, HeadParams(loss="mse"))
     algorithm = resolve(Rl(algorithm="ppo", critic={"init": "value_model"}), 64)
     with pytest.raises(ValueError, match=r"rl\.critic\.init: value_model needs the step-value model's head"):
         Models.make(algorithm, load_policy(tiny_policy).model, tmp_path, make_processes(Resources(threads=1)), 512)
 
 
-def test_ppo_trains_from_the_annotated_values(make_context, tiny_policy):
+def test_ppo_trains_from_the_step_value_model(make_context, tiny_policy):
     section = {**RL, "algorithm": "ppo", "critic": {"init": "value_model", "warmup_steps": 0}}
     context = make_context("rl", rl=section)
     with pytest.raises(FileNotFoundError, match="value_model"):
@@ -100,8 +100,8 @@ def test_ppo_trains_from_the_annotated_values(make_context, tiny_policy):
 
 
 def test_tasks_are_drawn_by_the_value_of_their_first_state(make_context, tiny_policy, monkeypatch):
-    """curriculum.kind value: p of every task is the model's value behind the first observation, read alone; tasks are drawn
-    with weight p (1 - p) + floor, and what is played moves p."""
+    """curriculum.kind value: p of every task is the model's value after the first observation; tasks are drawn with weight
+    p (1 - p) + floor, and rollouts update p."""
     made: list[tuple[TaskSampler, dict[str, float]]] = []
 
     def make(*arguments: Any) -> TaskSampler:
@@ -130,8 +130,8 @@ def test_tasks_are_drawn_by_the_value_of_their_first_state(make_context, tiny_po
     assert sum(sampler.success[name] != value for name, value in given.items()) == 3
 
 
-def test_the_processes_share_the_reading(tiny_policy):
-    """Contract: two processes share the tasks and have the values of one process, all of them."""
+def test_processes_split_the_scoring_of_tasks(tiny_policy):
+    """Contract: two processes split the tasks, and both get all values, equal to those of one process."""
     policy = load_policy(tiny_policy)
     model = StepValueModel(policy.model.base_model, HeadParams(loss="mse"))
     torch.nn.init.constant_(model.output.bias, 1.5)

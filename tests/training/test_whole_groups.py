@@ -30,7 +30,7 @@ def make_batch() -> TrajectoryBatch:
     return trajectory_batch([make_episode(f"{index}", *shape) for index, shape in enumerate(shapes)])
 
 
-def test_groups_are_packed_whole():
+def test_groups_are_not_split():
     group = torch.tensor([0, 0, 1, 1, 1, 2])
 
     def at_most_three(rows) -> list[list[int]]:
@@ -43,8 +43,8 @@ def test_groups_are_packed_whole():
 
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("tokens_per_batch", [4096, 20, 1])
-def test_no_micro_batch_splits_a_group_and_the_split_changes_nothing(model, share: bool, tokens_per_batch: int):
-    """Contract (pacs 6): whatever the budget of tokens, and with prefixes shared or not, the same loss and gradient as in one."""
+def test_micro_batches_keep_groups_whole_and_do_not_change_the_loss(model, share: bool, tokens_per_batch: int):
+    """Contract: with any token budget, and with prefixes shared or not, loss and gradient equal those of one micro-batch."""
     found = []
     for budget, sharing in ((4096, False), (tokens_per_batch, share)):
         trained = copy.deepcopy(model)

@@ -1,4 +1,4 @@
-"""A toy domain that a tiny policy learns within seconds, and what stage tests need around it."""
+"""A toy domain that a tiny policy learns within seconds, and helpers of stage tests."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ class FirstLetterEnvironment:
     """Ends after two actions; succeeds if the second starts with a letter before `n`."""
 
     def reset(self, task: Task) -> Observation:
-        self.task, self.said = task, 0
+        self.task, self.actions = task, 0
         return Observation(f"you are in room {task.seed}")
 
     def step(self, action: str) -> Step:
-        self.said += 1
-        over = self.said == 2
+        self.actions += 1
+        over = self.actions == 2
         reward = float(over and "a" <= action[:1].lower() < "n")
         return Step(Observation("" if over else "you see a key"), reward, True, over, False, 1.0, {"letter": reward})
 
     def state_key(self) -> str:
-        return str(self.said)
+        return str(self.actions)
 
     def snapshot(self) -> int:
-        return self.said
+        return self.actions
 
     def restore(self, state: int) -> None:
-        self.said = state
+        self.actions = state
 
     def close(self) -> None:
-        self.said = 0
+        self.actions = 0
 
 
 def letter_tasks(count: int) -> list[Task]:
@@ -64,7 +64,7 @@ def demonstration(task: Task, actions: tuple[str, ...] = ("open the door", "take
 
 
 def make_episode(name: str, group: str, turns: list[int], reward: float) -> Episode:
-    """Two prompt tokens, then turns of so many policy tokens with one environment token between them."""
+    """Two prompt tokens, then turns of the given numbers of policy tokens, with one environment token between turns."""
     episode = Episode(name, group, "toy", group, 0, "", "", 1.0, 1.0, 0)
     episode.append([5, 6], Owner.PROMPT, -1)
     for turn, count in enumerate(turns):
@@ -79,7 +79,7 @@ def make_episode(name: str, group: str, turns: list[int], reward: float) -> Epis
 
 
 def store_pairs(context: StageContext) -> None:
-    """A tree per task: the prompt, a first action, and below it a right and a wrong second one."""
+    """Write a tree per task: the prompt, a first action, and below it a right and a wrong second one."""
     tokenizer = load_policy(Path(context.params.model.path)).tokenizer
     prompt, after = tokenizer.encode("you are in room"), tokenizer.encode("you see a key")
     right, wrong, first = (tokenizer.encode(text) for text in ("take the key", "put the lamp", "open the door"))
@@ -119,11 +119,11 @@ def outputs(root: Path) -> dict[str, bytes]:
 
 
 class KilledError(Exception):
-    """Stands for a kill."""
+    """Simulates a kill."""
 
 
 def kill_at_step(context: StageContext, step: int) -> None:
-    """Let the context raise KilledError when the training loop reports step `step` as done."""
+    """Make the context raise KilledError when the training loop reports step `step` as done."""
     done = []
 
     @contextmanager
@@ -142,12 +142,12 @@ Result = TypeVar("Result")
 
 
 class _UnmetError(Exception):
-    """A process waits for the others' parts."""
+    """A process needs what the others have not gathered yet."""
 
 
 def as_processes(count: int, run: Callable[[int, Callable[[list[Any]], list[list[Any]]]], Result]) -> list[Result]:
-    """What `run(index, gather)` returns in each of `count` processes, one after the other in this one: a run stops where it
-    gathers what another process has not passed yet, and starts anew once it has. `gather` returns every process's list."""
+    """Results of `run(index, gather)` in each of `count` simulated processes, run one after the other in this one: a run stops
+    at a gather that another process has not reached, and is repeated once it has. `gather` returns every process's list."""
     rounds: list[dict[int, list[Any]]] = []
 
     def process(index: int) -> Result:

@@ -51,7 +51,7 @@ def test_hl_gauss_loses_half_its_mass_at_the_edge() -> None:
 
 @pytest.mark.parametrize("loss", CATEGORICAL)
 def test_encodings_are_distributions(loss: str) -> None:
-    """Contract: non-negative and summing to 1 for every target, however far out."""
+    """Contract: non-negative and summing to 1 for every target, however far outside the support."""
     any_head = head(loss, v_min=-0.2, v_max=1.2, bins=51)
     targets = torch.cat([torch.linspace(-2, 3, 501), torch.tensor([-1e6, 1e6, math.inf, -math.inf, -0.2, 1.2])])
     encoded = any_head.encode(targets)
@@ -70,7 +70,7 @@ def test_gradients_are_finite_at_the_edges(loss: str, target: float) -> None:
     assert bool(torch.isfinite(logits.grad).all())
 
 
-def test_padded_support_decodes_what_was_encoded() -> None:
+def test_padded_support_round_trips_targets() -> None:
     """Contract: with 4 sigma of room on both sides decode(encode(y)) is y within 1e-3 on [-1, 1]."""
     gauss = head("hl_gauss", v_min=-1.2, v_max=1.2, bins=61)
     targets = torch.linspace(-1, 1, 401)
@@ -78,7 +78,7 @@ def test_padded_support_decodes_what_was_encoded() -> None:
     assert_near(gauss.decode(logits_of(gauss.encode(torch.tensor(1.0)))), 1.0, atol=5e-5)
 
 
-def test_default_support_holds_success_probabilities() -> None:
+def test_default_support_decodes_success_probabilities() -> None:
     """Contract: the default HeadParams decode targets in [0, 1] within 1e-3."""
     default = make_head(HeadParams())
     targets = torch.linspace(0, 1, 101)
@@ -104,8 +104,8 @@ def test_c51_terminal_target_is_two_hot() -> None:
     torch.testing.assert_close(c51.encode(rewards), two_hot.encode(rewards))
 
 
-def test_c51_counts_targets_and_not_atoms() -> None:
-    """Contract: of two targets over three atoms the one whose mean leaves [0, 1] is clamped; atoms do not count."""
+def test_c51_counts_clamped_targets_and_not_atoms() -> None:
+    """Contract: of two targets over three atoms the one whose mean leaves [0, 1] is counted, not its atoms."""
     c51 = head("c51", bins=3)
     assert isinstance(c51, C51Head)
     following = torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]])
@@ -115,7 +115,7 @@ def test_c51_counts_targets_and_not_atoms() -> None:
 
 
 def test_c51_loss_against_a_distribution() -> None:
-    """Contract: the cross-entropy against a projected distribution is smallest, its entropy, at that distribution."""
+    """Contract: the cross-entropy against a projected distribution has its minimum, the entropy, at that distribution."""
     c51 = head("c51", bins=3)
     assert isinstance(c51, C51Head)
     target = torch.tensor([0.1, 0.65, 0.25])
@@ -150,7 +150,7 @@ def test_gradient_vanishes_at_the_target() -> None:
     gauss.loss(logits, torch.tensor([0.4])).sum().backward()
     assert logits.grad is not None
     assert float(logits.grad.abs().max()) < 1e-6
-    for place in range(5):  # and nowhere else, but for a shift of all logits, which changes no prediction
+    for place in range(5):  # but not elsewhere, except for a shift of all logits, which changes no prediction
         for shift, moved in ((torch.full((5,), 0.7), False), (0.7 * torch.eye(5)[place], True)):
             elsewhere = (logits.detach() + shift).requires_grad_()
             gauss.loss(elsewhere, torch.tensor([0.4])).sum().backward()
@@ -174,8 +174,8 @@ def test_two_hot_with_two_locations_is_binary_cross_entropy() -> None:
     torch.testing.assert_close(head("two_hot", bins=2).loss(logits, target), expected)
 
 
-def test_two_hot_loss_has_the_entropy_as_its_floor() -> None:
-    """Contract: the floor of a (0.75, 0.25) target is 0.562, not 0."""
+def test_minimum_of_the_two_hot_loss_is_the_entropy() -> None:
+    """Contract: the minimum for a (0.75, 0.25) target is 0.562, not 0."""
     encoded = head("two_hot").encode(torch.tensor(0.0625))
     assert_near(cross_entropy(logits_of(encoded.clamp(min=1e-30)), encoded), 0.5623, atol=5e-5)
 
@@ -206,7 +206,7 @@ def test_clamped_targets_are_counted(loss: str) -> None:
 
 
 @pytest.mark.parametrize("loss", ["mse", *CATEGORICAL])
-def test_float32_also_under_autocast(loss: str) -> None:
+def test_loss_and_value_are_float32_under_autocast(loss: str) -> None:
     """Contract: bfloat16 logits and autocast change neither the dtype nor the precision of loss and value."""
     any_head = head(loss, v_min=-1.2, v_max=1.2, bins=61)
     generator = torch.Generator().manual_seed(0)

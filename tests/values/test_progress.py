@@ -20,7 +20,7 @@ def estimator(loss: str = "mse") -> ProgressEstimator:
 
 
 def test_loss_and_gradient_by_hand() -> None:
-    """spa_rl 1: c = (0.1, 0.2, 0.5), R = 1: R^ = 0.8, loss 0.04, the same gradient -0.4 for every turn."""
+    """c = (0.1, 0.2, 0.5), R = 1: R^ = 0.8, loss 0.04, the same gradient -0.4 for every turn."""
     head = estimator().head
     c = torch.tensor([[[0.1], [0.2], [0.5]]], requires_grad=True)
     summed = c.cumsum(1)
@@ -32,8 +32,8 @@ def test_loss_and_gradient_by_hand() -> None:
 
 
 @pytest.mark.parametrize("loss", ["mse", "hl_gauss"])
-def test_contributions_see_nothing_that_comes_later(loss: str) -> None:
-    """spa_rl 7: tokens after e_i, and those of later observations in any order, leave c_1 ... c_i as they are."""
+def test_contributions_are_causal(loss: str) -> None:
+    """Contract: c_1 ... c_i do not depend on tokens after e_i or on their order."""
     model = estimator(loss)
     ids = torch.tensor([[1, 5, 2, 6, 3, 8, 9, 4]])
     ends = torch.tensor([[2, 4, 7]])
@@ -50,7 +50,7 @@ def test_contributions_see_nothing_that_comes_later(loss: str) -> None:
 
 @pytest.mark.parametrize("loss", ["mse", "hl_gauss"])
 def test_contributions_sum_to_the_estimate(loss: str) -> None:
-    """Contract: with any head c_1 + ... + c_N is the decoded sum; padding turns have none; one turn is an outcome model."""
+    """Contract: with any head c_1 + ... + c_N is the decoded sum; padding turns have 0; with one turn it is an outcome model."""
     model = estimator(loss)
     ids = torch.tensor([[1, 5, 2, 6, 3, 0], [4, 4, 2, 7, 7, 7]])
     ends = torch.tensor([[1, 4, -1], [0, 2, 5]])
@@ -62,7 +62,7 @@ def test_contributions_sum_to_the_estimate(loss: str) -> None:
     torch.testing.assert_close(model.contributions(ids, torch.tensor([[3], [5]])), single)
 
 
-def made_up(tasks: int, each: int = 10) -> list[Rollout]:
+def synthetic_rollouts(tasks: int, each: int = 10) -> list[Rollout]:
     """Episodes of one to three turns; the return is half the number of turns that end with token 3, at most 1."""
     rng = np.random.default_rng(0)
     found = []
@@ -78,10 +78,10 @@ def made_up(tasks: int, each: int = 10) -> list[Rollout]:
 
 
 @pytest.mark.parametrize("loss", ["mse", "hl_gauss"])
-def test_turns_that_earn_the_return_get_it(loss: str) -> None:
-    """Contract: fitted to final returns alone, turns that earn 1/2 are told from those that earn nothing."""
+def test_fit_attributes_returns_to_the_turns_that_earn_them(loss: str) -> None:
+    """Contract: fitted only to final returns, it distinguishes turns that earn 1/2 from those that earn nothing."""
     params = Progress(kind="spa", epochs=12, learning_rate=5e-3, batch_tokens=512, head={"loss": loss})
-    train, held_out = made_up(8), made_up(10)[80:]
+    train, held_out = synthetic_rollouts(8), synthetic_rollouts(10)[80:]
     model, report = fit_progress(backbone(), train, params, 0, 10_000)
     judged = evaluate(model, held_out, 0.45, 64)
     assert report.clamped == 0.0
@@ -96,7 +96,7 @@ def test_turns_that_earn_the_return_get_it(loss: str) -> None:
     assert all(value.equal(again.state_dict()[name]) for name, value in model.state_dict().items())
 
 
-def test_it_starts_at_the_mean_return_of_a_mean_episode(tmp_path: Any) -> None:
+def test_initial_contribution_is_the_mean_return_per_turn(tmp_path: Any) -> None:
     rollouts = [Rollout("a", [1, 2, 3, 4], [1, 3], 1.0), Rollout("b", [1, 2, 3, 4], [1, 3], 0.0)]
     params = Progress(kind="spa", epochs=1, learning_rate=1e-12)
     model, _ = fit_progress(backbone(), rollouts, params, 0, 100)

@@ -1,4 +1,4 @@
-"""Q-models: losses by hand, what is scored, what is learnt from trees; on tiny models."""
+"""Q-models: losses by hand, scores, learning from trees; on tiny models."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def node(index: int, parent: int, n: int, c: int, tokens: list[int], context: li
 
 
 def tree(task_id: str = "t") -> list[dict[str, Any]]:
-    """The root's children: 1 (Q 2/3) and 2 (Q 0, an end); below 1: 3 (an end that succeeds) and 4 (an end that fails)."""
+    """The root's children: 1 (Q 2/3) and 2 (Q 0, terminal); below 1: 3 (terminal, a success) and 4 (terminal, a failure)."""
     rows = [
         node(0, -1, 4, 2, [], [1, 2, 3]),
         node(1, 0, 3, 2, [4, 5], [6]),
@@ -48,7 +48,7 @@ PARAMS = Annotate(pairs={"min_visits": 1})
 
 
 def test_loss_by_hand() -> None:
-    """step_q 4 and 5: ln 2 where both log-ratios are 0; beta 0.1, h 0.5 and -1: 0.6210; its gradient by finite differences."""
+    """ln 2 if both log-ratios are 0; beta 0.1, h 0.5 and -1: 0.6210; its gradient by finite differences."""
     assert preference_loss(torch.zeros(1), torch.zeros(1), 0.1).item() == pytest.approx(math.log(2))
     assert preference_loss(torch.tensor([0.5]), torch.tensor([-1.0]), 0.1).item() == pytest.approx(0.6210, abs=5e-5)
     win = torch.tensor([0.5, -2.0], requires_grad=True, dtype=torch.float64)
@@ -59,7 +59,7 @@ def test_loss_by_hand() -> None:
 
 
 def test_summed_and_per_token_scores_choose_differently() -> None:
-    """step_q 7: A with h -2.0 over 4 tokens, B with h -1.8 over 2: sums pick B, means pick A."""
+    """A with h -2.0 over 4 tokens, B with h -1.8 over 2: sums pick B, means pick A."""
     h, tokens = torch.tensor([-2.0, -1.8]), torch.tensor([4, 2])
     plain, mean = (PreferenceQ(torch.nn.Identity(), None, QModel(kind="step_dpo", length_normalise=on)) for on in (False, True))
     assert plain.normalised(h, tokens).argmax() == 1
@@ -67,16 +67,16 @@ def test_summed_and_per_token_scores_choose_differently() -> None:
     torch.testing.assert_close(mean.normalised(h, tokens), torch.tensor([-0.5, -0.9]))
 
 
-def test_untrained_it_has_no_opinion(policy: Any) -> None:
-    """step_q 4: while policy and reference are one, scores are 0, and accuracy counts ties as half."""
+def test_untrained_scores_are_zero(policy: Any) -> None:
+    """While policy and reference are equal; accuracy counts ties as half."""
     model = PreferenceQ(policy.model, policy.model, QModel(kind="step_dpo"))
     assert model.scores([1, 2, 3], [[4, 5], [6], [7, 8, 9]]).tolist() == [0.0, 0.0, 0.0]
     judged = evaluate(model, sibling_decisions(tree(), PARAMS), 0.25)
     assert judged == {"pairs": 2, "accuracy": 0.5, "correlation": 0.0}
 
 
-def test_scores_are_those_of_whole_rows_whatever_else_is_scored(policy: Any) -> None:
-    """Contract: reading the history once gives the log-ratios of whole forward passes; only the action's tokens count; and an
+def test_scores_equal_those_of_full_forward_passes(policy: Any) -> None:
+    """Contract: encoding the history once gives the log-ratios of full forward passes; only the action's tokens count; an
     action's score is the same alone and beside others (bit for bit beside the same ones)."""
     other = copy.deepcopy(policy.model)
     with torch.no_grad():
@@ -94,7 +94,7 @@ def test_scores_are_those_of_whole_rows_whatever_else_is_scored(policy: Any) -> 
     alone = torch.cat([model.scores(history, [action]) for action in actions])
     torch.testing.assert_close(alone, found, atol=1e-5, rtol=1e-5)
     assert model.scores(history, actions).equal(found)
-    # step_q's limit: however large beta is, the same action comes first.
+    # However large beta is, the same action is best.
     for beta in (1e-3, 1e4):
         bold = PreferenceQ(other, policy.model, QModel(kind="step_dpo", beta=beta)).scores(history, actions)
         torch.testing.assert_close(bold, beta / 0.5 * found)
@@ -102,7 +102,7 @@ def test_scores_are_those_of_whole_rows_whatever_else_is_scored(policy: Any) -> 
 
 
 def test_decisions_of_a_tree() -> None:
-    """step_q 2: Q of a step is its node's own value; siblings weigh as many rollouts as their Q is a mean of."""
+    """Q of a step is its node's own value; a sibling's weight is the number of rollouts that its Q averages."""
     first, second = sibling_decisions(tree(), PARAMS)
     assert (first.history, first.actions) == ((1, 2, 3), ((4, 5), (7, 8)))
     assert (first.q, first.weight) == ((2 / 3, 0.0), (3.0, 1.0))
@@ -115,8 +115,8 @@ def test_decisions_of_a_tree() -> None:
     assert rows.mask.sum(1).tolist() == [2, 2, 1, 2]
 
 
-def test_pairs_of_steps_and_of_whole_episodes() -> None:
-    """step_q 8: a pair of whole episodes is a winner and a loser after the task's start, scored over all their actions."""
+def test_step_pairs_and_trajectory_pairs() -> None:
+    """A trajectory pair is a winner and a loser from the task's start, scored over all their actions."""
     pairs = step_pairs(tree(), pair_rows(tree(), PARAMS))
     assert [(pair.actions, pair.total) for pair in pairs] == [(((4, 5), (7, 8)), 1.0), (((10,), (12, 13)), 1.0)]
     whole = trajectory_pairs(tree(), PARAMS)
@@ -126,20 +126,20 @@ def test_pairs_of_steps_and_of_whole_episodes() -> None:
     assert whole[0].history == (1, 2, 3)
 
 
-def test_runs_hold_whole_decisions_of_at_most_the_budget() -> None:
+def test_token_batches_hold_whole_decisions_within_the_budget() -> None:
     decisions = sibling_decisions(tree("a") + tree("b"), PARAMS)
     assert [[one.task_id for one in run] for run in token_batches(decisions, 40)] == [["a", "a"], ["b", "b"]]
     assert [len(run) for run in token_batches(decisions, 10)] == [1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("kind", ["step_dpo", "trajectory_dpo"])
-def test_preferences_are_learnt_and_the_policy_is_left_alone(policy: Any, kind: str, tmp_path: Path) -> None:
+def test_preferences_are_learned_without_changing_the_policy(policy: Any, kind: str, tmp_path: Path) -> None:
     rows = [row for task in "abcd" for row in tree(task)]
     pairs = step_pairs(rows, pair_rows(rows, PARAMS)) if kind == "step_dpo" else trajectory_pairs(rows, PARAMS)
     before = {name: value.clone() for name, value in policy.model.state_dict().items()}
     params = QModel(kind=kind, epochs=6, learning_rate=2e-3, batch_tokens=256, beta=0.5)
     model, report = fit_preferences(policy.model, pairs, params, 0, 64)
-    assert report.history[0] == pytest.approx(math.log(2), abs=1e-6), "the first batch is seen before any step"
+    assert report.history[0] == pytest.approx(math.log(2), abs=1e-6), "the first loss is not that before any update"
     assert report.history[-1] < report.history[0]
     assert evaluate(model, sibling_decisions(rows, PARAMS), 0.25)["accuracy"] == 1.0
     assert all(before[name].equal(value) for name, value in policy.model.state_dict().items())
@@ -158,7 +158,7 @@ def test_preferences_are_learnt_and_the_policy_is_left_alone(policy: Any, kind: 
 
 @pytest.mark.parametrize("loss", ["mse", "hl_gauss", "two_hot", "c51"])
 def test_regression_learns_the_labels(policy: Any, loss: str, tmp_path: Path) -> None:
-    """Contract: with any head scores come near the labels' Q; a saved model scores the same."""
+    """Contract: with any head, scores approach the labels' Q; a saved model gives the same scores."""
     decisions = sibling_decisions([row for task in "abcd" for row in tree(task)], PARAMS)
     params = QModel(kind="regression", epochs=40, learning_rate=3e-3, batch_tokens=256, head={"loss": loss})
     model, report = fit_regression(policy.model.base_model, decisions, params, 0, 10_000)
@@ -170,8 +170,8 @@ def test_regression_learns_the_labels(policy: Any, loss: str, tmp_path: Path) ->
     assert load_q_model(tmp_path, policy.folder).scores((1, 2, 3), ((4, 5), (7, 8))).equal(scores)
 
 
-def test_the_conservative_term_draws_scores_to_what_the_policy_does(policy: Any) -> None:
-    """Contract: with labels all equal, a large weight makes softmax(Q) the policy's shares: 3 to 1 is ln 3 apart."""
+def test_conservative_term_pulls_scores_towards_the_policy(policy: Any) -> None:
+    """Contract: with labels all equal, a large weight makes softmax(Q) the policy's shares: 3 to 1 is a difference of ln 3."""
     decision = sibling_decisions(tree(), PARAMS)[0]
     flat = Decision(**{**decision.__dict__, "q": (0.5, 0.5)})
     params = QModel(kind="regression", epochs=60, learning_rate=1e-2, conservative=50.0, head={"loss": "mse"})
@@ -180,8 +180,8 @@ def test_the_conservative_term_draws_scores_to_what_the_policy_does(policy: Any)
     assert (scores[0] - scores[1]).item() == pytest.approx(math.log(3), abs=0.1)
 
 
-def test_constants_of_a_history_change_no_choice(policy: Any) -> None:
-    """step_q 6: Q is known up to a term of the history alone; judging compares actions of one history only."""
+def test_evaluation_ignores_constants_per_history(policy: Any) -> None:
+    """Q is known up to a term per history; evaluation compares only actions of one history."""
 
     class Shifted:
         def scores(self, history: Any, actions: Any) -> torch.Tensor:
@@ -195,7 +195,7 @@ def test_constants_of_a_history_change_no_choice(policy: Any) -> None:
     assert evaluate(Shifted(), decisions, 0.0) == pytest.approx(evaluate(Plain(), decisions, 0.0))
 
 
-def test_what_is_missing_is_named(tmp_path: Path) -> None:
+def test_missing_q_model_error_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"q_model\.json is missing; run the annotate stage"):
         load_q_model(tmp_path / "toy", tmp_path)
     save_none(tmp_path / "toy")
@@ -221,7 +221,7 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
         ({"kind": "regression", "head": {"v_max": 0.9}}, r"set v_min to at most"),
     ],
 )
-def test_senseless_settings_are_refused(changes: dict, reason: str) -> None:
+def test_inapplicable_q_model_settings_are_rejected(changes: dict, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         Annotate(q_model=changes)
 

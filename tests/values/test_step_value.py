@@ -25,8 +25,8 @@ def backbone(seed: int = 0) -> Any:
     return LlamaModel(LlamaConfig(vocab_size=16, max_position_embeddings=64, **sizes)).eval()
 
 
-def made_up_paths(tasks: int, each: int = 8) -> list[ValuePath]:
-    """Histories whose value the last token before the turn tells: token 1 fails, 2 succeeds half the time, 3 always."""
+def synthetic_paths(tasks: int, each: int = 8) -> list[ValuePath]:
+    """Histories whose value depends on the last token before the turn: 1 fails, 2 succeeds half the time, 3 always."""
     rng = np.random.default_rng(0)
     paths = []
     for task in range(tasks):
@@ -62,7 +62,7 @@ TREE = [
 ]
 
 
-def test_every_acting_node_is_read_once():
+def test_paths_cover_every_acting_node_once():
     """Contract: paths cover each node where the policy acts exactly once, at its last context token, weighted by rollouts."""
     first, second = value_paths(TREE, Annotate())
     assert first.token_ids == [1, 2, 3, 7, 8, 9]
@@ -72,7 +72,7 @@ def test_every_acting_node_is_read_once():
     assert mean_value([first, second]) == pytest.approx(6 / 10)
 
 
-def test_turn_values_read_the_boundaries_alone():
+def test_turn_values_depend_only_on_tokens_up_to_the_boundary():
     """Contract: [B, U] values depend on the tokens up to each boundary, not on padding or neighbours; -1 has value 0."""
     model = StepValueModel(backbone(), HeadParams())
     torch.nn.init.normal_(model.output.weight)
@@ -105,7 +105,7 @@ def test_untrained_model_predicts_the_mean(loss: str):
 def test_fit_learns_values_of_held_out_tasks(loss: str):
     """Contract: the model predicts success on tasks it has not seen, far better than their mean."""
     params = ValueModel(epochs=12, learning_rate=5e-3, batch_tokens=256, head=HeadParams(loss=loss))
-    train, held_out = split(made_up_paths(20), 0.2, seed=0)
+    train, held_out = split(synthetic_paths(20), 0.2, seed=0)
     model = StepValueModel(backbone(), params.head)
     report = fit(model, train, params, seed=0, micro_tokens=10_000)
     assert report.history[-1] < report.history[0]
@@ -115,21 +115,21 @@ def test_fit_learns_values_of_held_out_tasks(loss: str):
     assert found["correlation"] > 0.95
 
 
-def test_micro_batches_change_nothing():
+def test_fit_is_independent_of_micro_batches():
     """Contract: how a batch is split in memory changes the fitted model by rounding only; the same call gives the same bytes."""
     params = ValueModel(epochs=1.5, learning_rate=1e-3, batch_tokens=256)
     weights = []
     for micro in (10_000, 40, 10_000):
         model = StepValueModel(backbone(), params.head)
-        fit(model, made_up_paths(6), params, seed=3, micro_tokens=micro)
+        fit(model, synthetic_paths(6), params, seed=3, micro_tokens=micro)
         weights.append(torch.cat([tensor.flatten() for tensor in model.state_dict().values()]))
     torch.testing.assert_close(weights[0], weights[1], atol=2e-5, rtol=1e-4)
     assert torch.equal(weights[0], weights[2])
 
 
 def test_epochs_visit_every_path_once():
-    """Contract: an epoch's batches hold each path once, within the token budget, in another order each epoch."""
-    paths = made_up_paths(10)
+    """Contract: an epoch's batches hold each path once, within the token budget, in a different order each epoch."""
+    paths = synthetic_paths(10)
     first, second = (epoch_batches(paths, 100, 0, "epoch", number) for number in (0, 1))
     assert first != second
     for batches in (first, second):
@@ -137,18 +137,18 @@ def test_epochs_visit_every_path_once():
         assert all(len(batch) * max(len(path.token_ids) for path in batch) <= 100 for batch in batches)
 
 
-def test_tasks_are_held_out_whole():
+def test_split_keeps_tasks_whole():
     """Contract: no task is on both sides of the split; one task alone cannot be split."""
-    train, held_out = split(made_up_paths(10), 0.15, seed=1)
+    train, held_out = split(synthetic_paths(10), 0.15, seed=1)
     tasks = [{path.task_id for path in side} for side in (train, held_out)]
     assert (len(tasks[0]), len(tasks[1])) == (8, 2)
     assert not tasks[0] & tasks[1]
     with pytest.raises(ValueError, match="at least 2 tasks"):
-        split(made_up_paths(1), 0.15, seed=1)
+        split(synthetic_paths(1), 0.15, seed=1)
 
 
-def test_tasks_that_come_later_join_the_split():
-    """Contract: tasks that a split does not know are held out in the same proportion; those that it knows stay where they are."""
+def test_new_tasks_join_the_split():
+    """Contract: new tasks are held out in the same proportion; known ones stay on their side."""
     first = TaskSplit.of([f"t{number}" for number in range(10)], 0.2, seed=1)
     wider = first.with_tasks([*(f"t{number}" for number in range(5)), *(f"u{number}" for number in range(10))])
     assert len(first.held_out) == 2

@@ -1,4 +1,4 @@
-"""Which supports make sense, and the conservative regulariser."""
+"""Checks of value supports, and the conservative regulariser."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stages.values.supports import check_support, decoded
 
 
 @pytest.mark.parametrize("loss", ["mse", "two_hot", "hl_gauss", "c51"])
-def test_what_params_say_a_target_decodes_as_is_what_the_head_does(loss: str) -> None:
+def test_decoded_target_is_what_the_head_decodes(loss: str) -> None:
     params = HeadParams(loss=loss, v_min=0.0, v_max=1.0, bins=5)
     head = make_head(params)
     for target in (-2.0, 0.0, 0.3, 0.6, 1.0, 1e6):
@@ -41,7 +41,7 @@ def test_what_params_say_a_target_decodes_as_is_what_the_head_does(loss: str) ->
         ({"bins": 9, "sigma_ratio": 0.05}, r"bins are too wide for sigma_ratio 0\.05"),
     ],
 )
-def test_a_support_that_cannot_hold_the_targets_is_refused(changes: dict, reason: str) -> None:
+def test_support_that_cannot_represent_the_targets_is_rejected(changes: dict, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         check_support(HeadParams(**changes), 0.0, 1.0, "shares of success")
     with pytest.raises(ValueError, match=reason):
@@ -53,12 +53,12 @@ def test_a_support_that_cannot_hold_the_targets_is_refused(changes: dict, reason
 @pytest.mark.parametrize(
     "head", [{}, {"loss": "mse", "v_min": 5.0, "v_max": 6.0}, {"loss": "two_hot", "v_min": 0.0, "v_max": 1.0}, {"bins": 21}]
 )
-def test_supports_that_hold_the_targets_pass(head: dict) -> None:
+def test_support_that_represents_the_targets_is_accepted(head: dict) -> None:
     check_support(HeadParams(**head), 0.0, 1.0, "shares of success")
 
 
-def test_the_critic_needs_room_for_shaped_returns() -> None:
-    """Contract: where shaping makes failures worth -1, the default support, which ends at -0.2, is refused."""
+def test_critic_support_must_cover_shaped_returns() -> None:
+    """Contract: if shaping makes failures worth -1, the default support, which ends at -0.2, is rejected."""
     shaped = {"reward": {"correct": 1.0, "wrong": -1.0}}
     with pytest.raises(ParamsError, match=r"rl\.critic\.head: returns are in \[-1, 1\].*would predict -0\.1\d+ for -1"):
         resolve_section(Rl(algorithm="ppo", **shaped))
@@ -67,7 +67,7 @@ def test_the_critic_needs_room_for_shaped_returns() -> None:
 
 
 def test_conservative_by_hand_and_by_brute_force() -> None:
-    """Contract: ln(e^1 + e^2 + e^0) - (0.25 * 1 + 0.75 * 2); its gradient is softmax(Q) - data; at -inf there is no action."""
+    """Contract: ln(e^1 + e^2 + e^0) - (0.25 * 1 + 0.75 * 2); its gradient is softmax(Q) - data; -inf means no action."""
     q, data = torch.tensor([1.0, 2.0, 0.0], requires_grad=True), torch.tensor([0.25, 0.75, 0.0])
     found = conservative(q, data)
     assert found.item() == pytest.approx(2.407606 - 1.75, abs=1e-5)

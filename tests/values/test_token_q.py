@@ -1,4 +1,4 @@
-"""Values of tokens that rank whole actions: the recovered reward by hand, what is saved, what is scored."""
+"""Token values that score whole actions: the recovered reward by hand, saving, scoring."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def policy(tiny_policy: Path) -> Any:
 
 
 def token_q(policy: Any, **scale: float) -> TokenQ:
-    """With heads that say something."""
+    """A TokenQ with random heads."""
     generator = torch.Generator().manual_seed(1)
     heads = []
     for _ in range(2):
@@ -35,8 +35,8 @@ def token_q(policy: Any, **scale: float) -> TokenQ:
     return TokenQ(policy.model, backbone, *heads, Scale(**scale)).eval()
 
 
-def test_the_recovered_reward_telescopes() -> None:
-    """Must hold 5: A = [0, -0.5, -0.2], V = [0.3, 0.1, -0.4], gamma 1: r~ = [0.2, 0, -0.6], whose sum is 0.3 - 0.7."""
+def test_recovered_reward_telescopes() -> None:
+    """A = [0, -0.5, -0.2], V = [0.3, 0.1, -0.4], gamma 1: r~ = [0.2, 0, -0.6], whose sum is 0.3 - 0.7."""
     advantage, value = torch.tensor([0.0, -0.5, -0.2]), torch.tensor([0.3, 0.1, -0.4])
     found = recovered(advantage, value, torch.tensor([0.1, -0.4, 0.0]), 1.0)
     torch.testing.assert_close(found, torch.tensor([0.2, 0.0, -0.6]))
@@ -48,9 +48,9 @@ ACTIONS = [[50, 51, 3], [52, 3], [50, 51, 53, 54, 3]]
 
 
 @pytest.mark.parametrize("gamma", [1.0, 0.8])
-def test_rewards_are_those_of_whole_rows(policy: Any, gamma: float) -> None:
-    """Contract: reading the history once gives what whole forward passes give; with gamma 1 the sum is V before the action plus
-    its advantages, so that V does not decide between actions of one history."""
+def test_rewards_equal_those_of_full_forward_passes(policy: Any, gamma: float) -> None:
+    """Contract: encoding the history once gives the rewards of full forward passes; with gamma 1 the sum is V before the action
+    plus its advantages, so that V does not affect the choice between actions of one history."""
     model = token_q(policy, gamma=gamma, alpha=2.0)
     rewards, advantage, real = model.rewards(HISTORY, ACTIONS)
     for row, action in enumerate(ACTIONS):
@@ -73,8 +73,8 @@ def test_rewards_are_those_of_whole_rows(policy: Any, gamma: float) -> None:
         torch.testing.assert_close(scores, first + advantage.sum(1), atol=1e-4, rtol=1e-4)
 
 
-def test_it_comes_back_as_it_was_saved(policy: Any, tmp_path: Path) -> None:
-    """Below the policy's folder, which stays a policy that anything opens and whose hash does not change."""
+def test_saved_token_q_is_restored(policy: Any, tmp_path: Path) -> None:
+    """It is saved below the policy's folder, which stays loadable and whose hash does not change."""
     model = token_q(policy, gamma=0.9, alpha=0.5, r_max=2.0)
     with pytest.raises(FileNotFoundError, match=r"rl\.algorithm to b_coder"):
         load_token_q(tmp_path)
@@ -90,7 +90,7 @@ def test_it_comes_back_as_it_was_saved(policy: Any, tmp_path: Path) -> None:
 
 
 def test_scores_per_token() -> None:
-    """evaluate.best_of.per_token: sums favour the short action, means the other."""
+    """evaluate.best_of.per_token: sums favour the short action, means the long one."""
     turns = [Turn(0, [1, 2, 3, 4], [-0.5] * 4, "stop"), Turn(1, [1, 2], [-0.9] * 2, "stop")]
     assert by_logprob([], turns) == pytest.approx([-2.0, -1.8])
     assert per_token(by_logprob)([], turns) == pytest.approx([-0.5, -0.9])

@@ -1,4 +1,4 @@
-"""The critic of utterances: targets by hand, expectiles, fixed points by brute force, and what it starts from."""
+"""The turn-level critic: targets by hand, expectiles, fixed points by brute force, initial values."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def critic_of(backbone: Any, head: HeadParams = MSE, states: Any = predicting_st
 
 
 def some_turns(rewards: list[list[float]]) -> Turns:
-    """Two prompt tokens, then turns of two tokens with one of the environment between them."""
+    """Two prompt tokens, then turns of two tokens, with one environment token between turns."""
     count, most = len(rewards), max(len(row) for row in rewards)
     before, after = torch.full((count, most + 1), -1), torch.full((count, most), -1)
     padded = torch.zeros(count, most)
@@ -43,13 +43,13 @@ def some_turns(rewards: list[list[float]]) -> Turns:
 
 
 def set_values(critic: TurnCriticModel, q: tuple[float, float], v: tuple[float, float]) -> None:
-    """Let an mse critic give these values everywhere."""
+    """Make an mse critic predict these values everywhere."""
     for reader, value in zip((*critic.q, *critic.v), (*q, *v), strict=True):
         torch.nn.init.constant_(reader.linear.bias, value)
 
 
-def test_the_q_target_by_hand(backbone) -> None:
-    """archer 1: r = -1, gamma 0.95, V'(s') = -4: -4.8 where the episode goes on and -1 at its end; each twin from its own."""
+def test_q_target_by_hand(backbone) -> None:
+    """r = -1, gamma 0.95, V'(s') = -4: -4.8 if the episode continues and -1 at its end; each twin uses its own V'."""
     critic, target = critic_of(backbone), critic_of(backbone)
     set_values(target, (0.0, 0.0), (-4.0, -2.0))
     found = losses(critic, target, some_turns([[-1.0, -1.0]]), 0.95, None, 0.5)
@@ -58,8 +58,8 @@ def test_the_q_target_by_hand(backbone) -> None:
 
 
 @pytest.mark.parametrize("loss", ["mse", "two_hot", "hl_gauss", "c51"])
-def test_targets_bootstrap_alike_with_every_head(loss: str) -> None:
-    """The decoded target is r + gamma V', whatever the head; c51 moves the whole distribution."""
+def test_bootstrapped_target_is_the_same_with_every_head(loss: str) -> None:
+    """The decoded target is r + gamma V', whatever the head; c51 projects the whole distribution."""
     head = make_head(HeadParams(loss=loss, **WIDE))
     logits = (
         head.encode(torch.tensor([-4.0, -4.0])) if loss == "mse" else head.encode(torch.tensor([-4.0, -4.0])).clamp(1e-9).log()
@@ -73,7 +73,7 @@ def test_targets_bootstrap_alike_with_every_head(loss: str) -> None:
 
 
 def test_expectile_by_hand(backbone) -> None:
-    """archer 5: tau 0.9: u = +1 costs 0.9 and u = -1 0.1; tau 0.5: u^2 / 2."""
+    """tau 0.9: u = +1 costs 0.9 and u = -1 0.1; tau 0.5: u^2 / 2."""
     for tau, above, below in ((0.9, 0.9, 0.1), (0.5, 0.5, 0.5)):
         for q, expected in ((1.0, above), (-1.0, below)):
             critic, target = critic_of(backbone), critic_of(backbone)
@@ -84,8 +84,8 @@ def test_expectile_by_hand(backbone) -> None:
 
 @pytest.mark.parametrize("loss", ["mse", "two_hot", "hl_gauss", "c51"])
 @pytest.mark.parametrize(("tau", "expected"), [(0.5, 0.4), (0.9, None), (0.999, 1.0)])
-def test_the_expectile_is_the_fixed_point_of_every_head(loss: str, tau: float, expected: float | None) -> None:
-    """Three actions of Q 0, 0.2 and 1: V goes to their tau-expectile, found here by bisection; the mean at 0.5, the best at 1."""
+def test_expectile_is_the_fixed_point_of_every_head(loss: str, tau: float, expected: float | None) -> None:
+    """Three actions of Q 0, 0.2 and 1: V converges to the tau-expectile, by bisection: the mean at 0.5, the maximum at 1."""
     q = torch.tensor([0.0, 0.2, 1.0])
 
     def slope(v: float) -> float:
@@ -112,8 +112,8 @@ def test_the_expectile_is_the_fixed_point_of_every_head(loss: str, tau: float, e
     assert float(head.decode(logits.detach())) == pytest.approx(low, abs=0.01)
 
 
-def test_v_is_the_policys_mean_over_its_actions(backbone) -> None:
-    """archer 7: two utterances with probability 1/2 each, Q' 1 and 0: V goes to 0.5, so that A is +0.5 and -0.5."""
+def test_v_is_the_mean_of_q_over_the_policys_actions(backbone) -> None:
+    """Two actions with probability 1/2 each, Q' 1 and 0: V converges to 0.5, so that A is +0.5 and -0.5."""
     target = critic_of(backbone)
     turns = some_turns([[0.0], [0.0]])
     ids = turns.token_ids.clone()
@@ -126,7 +126,7 @@ def test_v_is_the_policys_mean_over_its_actions(backbone) -> None:
     torch.testing.assert_close(
         target.values(ids, turns.before[:, :-1], turns.after)[:, 0, :2].float(), torch.tensor([[1.0] * 2, [0.0] * 2])
     )
-    # Both actions drawn for either row: the loss of V as a function of its bias is lowest at the mean.
+    # Both actions sampled for either row: the loss of V as a function of its bias is minimal at the mean.
     critic = critic_of(backbone)
     fresh = (ids[[0, 1, 0, 1]], turns.after[:, 0].repeat(2), 2)
     bias = critic.v[0].linear.bias
@@ -135,7 +135,7 @@ def test_v_is_the_policys_mean_over_its_actions(backbone) -> None:
     set_values(critic, (1.0, 1.0), (0.5, 0.5))
     (gradient,) = torch.autograd.grad(losses(critic, target, turns, 1.0, fresh, 0.5).v[0].sum(), bias)
     torch.testing.assert_close(gradient, torch.zeros(1), atol=1e-5, rtol=0)
-    # What the policy is told of its two actions once Q is the target's and V has come to the mean.
+    # Advantages of the two actions once Q equals the target's and V the mean.
     for learnt, known in zip(critic.q, target.q, strict=True):
         learnt.load_state_dict(known.state_dict())
     values = critic.values(ids, turns.before[:, :-1], turns.after)
@@ -143,9 +143,9 @@ def test_v_is_the_policys_mean_over_its_actions(backbone) -> None:
     torch.testing.assert_close((q - v)[:, 0].float(), torch.tensor([0.5, -0.5]), atol=1e-4, rtol=0)
 
 
-def test_turns_that_all_end_are_worth_their_mean_reward(backbone) -> None:
-    """archer, limit: where every turn is the last, Q of an action is the mean of its rewards, here 1 and 0, and so is V; the
-    target's V, which says otherwise, has no part in it."""
+def test_values_of_final_turns_are_their_mean_reward(backbone) -> None:
+    """If every turn is the last, Q of an action is the mean of its rewards, here 1 and 0, and so is V; the target's V, which
+    differs, is not used."""
     turns = some_turns([[1.0], [0.0]])
     ids = turns.token_ids.clone()
     ids[1] = ids[0]  # one history and one action
@@ -164,7 +164,7 @@ def test_turns_that_all_end_are_worth_their_mean_reward(backbone) -> None:
 
 
 def test_polyak_by_hand() -> None:
-    """archer 4: tau 0.1 from 0 towards 1: 0.1, then 0.19; tau 1 copies; what both share stays."""
+    """tau 0.1 from 0 towards 1: 0.1, then 0.19; tau 1 copies; shared parameters do not change."""
     target, module = torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1, bias=False)
     target.weight.data.fill_(0.0)
     module.weight.data.fill_(1.0)
@@ -179,9 +179,9 @@ def test_polyak_by_hand() -> None:
     assert float(module.weight) == 1.0
 
 
-def test_fixed_point_of_a_known_game_is_its_exact_value(backbone) -> None:
-    """Brute force: on two episodes of a game of two turns Q goes to the discounted returns, and V of recorded actions to their
-    mean, when the critic is trained to its fixed point with a target that follows."""
+def test_fixed_point_in_a_known_game_is_exact(backbone) -> None:
+    """Brute force: on two episodes of a two-turn game, a critic trained to its fixed point with a target network has the
+    discounted returns as Q, and their mean as V of recorded actions."""
     turns = some_turns([[0.0, 1.0], [0.0, 0.0]])
     ids = turns.token_ids.clone()
     ids[1, :2] = ids[0, :2]
@@ -204,7 +204,7 @@ def test_fixed_point_of_a_known_game_is_its_exact_value(backbone) -> None:
 
 
 def test_values_do_not_depend_on_padding_or_on_shared_prefixes(backbone) -> None:
-    """Contract: one pass reads all turns as each alone would be read, with prefixes shared or not; 0 where there is no turn."""
+    """Contract: one pass gives each turn the value that it has alone, with prefixes shared or not; missing turns have 0."""
     turns = some_turns([[0.0, 0.0, 1.0], [1.0]])
     ids = turns.token_ids.clone()
     ids[1, :4] = ids[0, :4]
@@ -223,8 +223,8 @@ def test_values_do_not_depend_on_padding_or_on_shared_prefixes(backbone) -> None
     assert not torch.equal(plain.q[0].hidden[0].weight, plain.q[1].hidden[0].weight)
 
 
-def test_it_starts_as_the_step_value_model(backbone) -> None:
-    """Contract (critic.init: value_model): before the first update V is what annotate's model says of the same histories."""
+def test_critic_init_value_model_starts_at_its_values(backbone) -> None:
+    """Contract: before the first update V equals annotate's step-value model on the same histories."""
     params = HeadParams(loss="hl_gauss")
     model = StepValueModel(copy.deepcopy(backbone), params)
     torch.nn.init.normal_(model.output.weight, std=0.3, generator=torch.Generator().manual_seed(2))
@@ -239,7 +239,7 @@ def test_it_starts_as_the_step_value_model(backbone) -> None:
         TurnCriticModel(model.backbone, MSE, predicting_states, 0, start=model)
 
 
-def test_an_untrained_critic_gives_its_heads_prior(backbone) -> None:
+def test_untrained_critic_predicts_its_heads_prior(backbone) -> None:
     turns = some_turns([[1.0]])
     for params, prior in ((MSE, 0.0), (HeadParams(loss="two_hot"), 0.5)):
         found = critic_of(backbone, params).values(turns.token_ids, turns.before[:, :-1], turns.after)

@@ -1,4 +1,4 @@
-"""Measures the code base: `python -m tests.house` prints its size, import cycles, and the files that an extension touches.
+"""Measures the code base: `python -m tests.code_metrics` prints its size, import cycles, and the files that an extension touches.
 
 Cycles are those of imports at run time, without TYPE_CHECKING blocks and without the packages that importing a module runs.
 """
@@ -36,14 +36,14 @@ def functions(path: Path) -> Iterator[tuple[str, int]]:
             yield f"{path}:{node.lineno} {node.name}", (node.end_lineno or node.lineno) - node.lineno + 1
 
 
-def room(path: Path) -> str:
+def part_of(path: Path) -> str:
     """The folder of a module below stages/, or the module itself if it is in no folder or is a folder's command."""
     if path.name == "__main__.py":
         return str(path)
     return "/".join(path.parts[:2]).removesuffix(".py")
 
 
-def circles(edges: Iterable[tuple[str, str]]) -> list[list[str]]:
+def cycles(edges: Iterable[tuple[str, str]]) -> list[list[str]]:
     """Strongly connected groups of names, each sorted."""
     graph = nx.DiGraph((start, end) for start, end in edges if start != end)
     return sorted(sorted(group) for group in nx.strongly_connected_components(graph) if len(group) > 1)
@@ -54,7 +54,7 @@ def file_edges() -> list[tuple[str, str]]:
 
 
 def folder_edges() -> list[tuple[str, str]]:
-    return sorted({(room(Path(start)), room(Path(end))) for start, end in file_edges()})
+    return sorted({(part_of(Path(start)), part_of(Path(end))) for start, end in file_edges()})
 
 
 def naming(word: str, *folders: str) -> list[str]:
@@ -65,8 +65,8 @@ def naming(word: str, *folders: str) -> list[str]:
 
 
 def touched() -> dict[str, list[str]]:
-    """Files that an extension consists of, tests aside: those of the template package that name it, and for a switch those of
-    the core that name `rl.loss.dual_clip`, without the methods that choose its value."""
+    """Files that an extension consists of, without tests: those of the template package that name it, and for a switch those
+    of the core that name `rl.loss.dual_clip`, except methods that set it."""
     template = {"method": "rank_pg", "environment": "maze", "merge method": "largest"}
     found = {f"a new {kind}": naming(name, "examples/plugin") for kind, name in template.items()}
     return {**found, "a new switch": [path for path in naming("dual_clip", "stages", "flows") if "/methods/" not in path]}
@@ -83,8 +83,8 @@ def measured() -> dict[str, object]:
         f"modules over {MODULE} lines": {path: size for path, size in sizes.items() if size > MODULE},
         f"functions over {FUNCTION} lines": {name: size for name, size in lengths.items() if size > FUNCTION},
         "names in stages/": sorted(path.name for path in (ROOT / "stages").iterdir() if path.name[0] not in "._"),
-        "circles of files": circles(file_edges()),
-        "circles of folders": circles(folder_edges()),
+        "import cycles of files": cycles(file_edges()),
+        "import cycles of folders": cycles(folder_edges()),
         "lines of README.md": lines(Path("README.md")),
         "lines of params.yaml": lines(Path("params.yaml")),
         "files to touch": touched(),

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from stages.claims.code import MODULES
+from stages.claims.cost import cost_of
 from stages.claims.experiment import Experiment, common_values, run_values, slugs
 from stages.claims.gates import judge_gate
 from stages.claims.judging import is_open, looks_of, write
 from stages.claims.plan import Outcome, Run, metrics_of, planned_runs
 from stages.claims.results import Results
 from stages.claims.runner import ExperimentRunner
-from stages.claims.tuning import chosen_values, trial_runs
+from stages.claims.tuning import check_trial, chosen_values, trial_runs
 from stages.runtime.workspace import RunFailedError
 
 
@@ -139,6 +140,7 @@ class Session:
         remaining = sum(is_open(experiment, looks) for looks in decided)
         if still and not self.failed:
             self.say(f"look at {seeds} of {experiment.looks[-1]} seeds: {remaining} of {len(experiment.claims)} comparisons open")
+            self.say(cost_of(experiment, self.params, self.results, self.others).line(experiment, self.jobs))
         return remaining > 0
 
     def _planned(self, needed: Mapping[str, set[int]]) -> list[Run]:
@@ -186,6 +188,8 @@ class Session:
         trains = run.trial or experiment.trains(run.arm)
         start = runner.start_success(values) if experiment.lane == "rl" and not run.trial else None
         outcome = runner.train_and_evaluate(self._name(run), values, metrics, trains, run.required)
+        if run.trial:
+            check_trial(run.name, outcome)
         return replace(outcome, start=start)
 
 

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from stages.claims.experiment import Experiment, digest, run_values
-from stages.claims.plan import Run, shaping
+from stages.claims.plan import Outcome, Run, shaping
 from stages.claims.results import Results
 from stages.curation.settings import Curate
 from stages.records.sections import deep_merge
+from stages.runtime.workspace import RunFailedError
 
 FIRST_SEED = 1000
 VALID = 96
@@ -36,6 +37,15 @@ def trial_runs(experiment: Experiment, params: Mapping[str, Any]) -> list[Run]:
                 values = _on_validation_tasks(run_values(experiment, arm, seed, params, value))
                 runs.append(Run(f"{arm}/{value!r}", seed, values, digest(shaping(experiment, values)), (METRIC,), trial=True))
     return runs
+
+
+def check_trial(name: str, outcome: Outcome) -> None:
+    """Raise RunFailedError if a tuning run played fewer than VALID tasks."""
+    if len(outcome.rows) < VALID:
+        raise RunFailedError(
+            f"{name} played {len(outcome.rows)} validation tasks, and a choice takes {VALID}; draw them anew by "
+            f"`shared: {{curate: {{valid: {VALID}, seeds: {{valid: 1}}}}}}`"
+        )
 
 
 def tried_values(experiment: Experiment, results: Results) -> dict[str, dict[str, list[float]]]:

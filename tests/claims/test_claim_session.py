@@ -46,6 +46,7 @@ class FakeRunner(ExperimentRunner):
 
     code = "f" * 16
     start_of = 0.4
+    validation_tasks = 96
 
     def __init__(self, root: Path, lane: str = "rl") -> None:
         super().__init__(root, "c" * 40, lane=lane)
@@ -73,7 +74,8 @@ class FakeRunner(ExperimentRunner):
         line = {"environment_steps": 0, "reward_mean": 0.0, "entropy": 0.0}
         curve = [{"step": step, "success": share, **line} for step, share in enumerate(shares)]
         found = {metric: success if metric.startswith("panel.") else None for metric in metrics}
-        return Outcome(found, 9, 60.0, self.commit, self.code, curve=curve)
+        rows = [{}] * self.validation_tasks if split == "valid" else []
+        return Outcome(found, 9, 60.0, self.commit, self.code, rows, curve)
 
 
 class Equal(FakeRunner):
@@ -134,6 +136,13 @@ def test_only_arms_of_open_comparisons_get_further_seeds(tmp_path: Path) -> None
     assert [look["alpha"] for look in second["looks"]] == pytest.approx([0.01, 0.015, 0.025])
 
 
+def test_after_each_look_the_rest_is_estimated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path, experiment(tmp_path), Equal(tmp_path))
+    said = capsys.readouterr().out
+    assert "look at 4 of 8 seeds: 1 of 1 comparisons open\nclaim: rloo: about 8 runs, at most 8, 8,000 environment steps" in said
+    assert "look at 8 of 8 seeds: 0 of 1 comparisons open\nclaim: rloo: nothing to run; 1 claims, 0 open" in said
+
+
 def test_arm_without_training_is_run_once(tmp_path: Path) -> None:
     arms = {"rloo": SPEC["arms"]["rloo"], "grpo": {"evaluate": {"models": ["sft"]}}}
     runner, _ = run(tmp_path, experiment(tmp_path, arms=arms))
@@ -167,10 +176,18 @@ def test_every_arm_is_tuned_over_the_same_values_first(tmp_path: Path) -> None:
 def test_tuning_uses_at_least_96_validation_tasks() -> None:
     one = Experiment.model_validate({key: value for key, value in {**SPEC, **TUNE}.items() if value is not None})
     trials = sessions.trial_runs(one, PARAMS)
-    assert {(run.values["evaluate"]["split"], run.values["curate"]["valid"]) for run in trials} == {("valid", 96)}
-    assert {run.values["curate"]["seeds"]["valid"] for run in trials} == {1}
+    assert {run.values["evaluate"]["split"] for run in trials} == {"valid"}
+    assert all(run.values["curate"] == {"valid": 96, "seeds": {"valid": 1}} for run in trials)
     more = sessions.trial_runs(one, {**PARAMS, "curate": {"valid": 120}})
-    assert {run.values["curate"]["valid"] for run in more} == {120}
+    assert all(run.values["curate"] == {"valid": 120} for run in more)
+
+
+def test_a_choice_on_too_few_tasks_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runner = FakeRunner(tmp_path)
+    runner.validation_tasks = 80
+    _, failed = run(tmp_path, experiment(tmp_path, **TUNE), runner)
+    assert (failed, len(runner.played)) == (6, 6)
+    assert "rloo/0.1/1000 played 80 validation tasks, and a choice takes 96; draw them" in capsys.readouterr().err
 
 
 def test_runs_before_tuning_count_if_their_value_is_chosen(tmp_path: Path) -> None:

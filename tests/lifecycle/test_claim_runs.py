@@ -30,7 +30,7 @@ def test_claim_runs_share_their_start_and_leave_the_checkout_unchanged(tmp_path:
             **{"method": "m", "paper": "p", "switch": "s", "environment": "search", "family": "credit", "looks": [2]},
             **{"tune": {"key": "rl.learning_rate", "values": [1e-9, 0.0001]}, "ungated": "the tiny model never succeeds"},
             "budget": {"environment_steps": 20},
-            "shared": {"curate": {"valid": 96}},  # as many as tuning takes: it has the same start
+            "shared": {"curate": {"valid": 96, "seeds": {"valid": 1}}},  # as many as tuning takes: it has the same start
             "arms": {"rloo": {"rl": {"algorithm": "rloo"}}, "start": {"evaluate": {"models": ["sft"]}}},
             "claims": [{"says": "x", "arm": "rloo", "against": "start"}],
             "measured": ["history.entropy.mean", "report.environment_steps"],

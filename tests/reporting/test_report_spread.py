@@ -73,7 +73,7 @@ def test_numbers_by_hand(rows: list[dict[str, Any]]) -> None:
     gain = differences["rl@search", "sft"]
     assert (gain["mean"], gain["per_seed"]) == (0.5, [0.5, 0.5, 0.5])
     same = differences["merged", "merged_linear"]
-    assert (same["mean"], same["low"], same["high"], same["effect"]) == (0.0, None, None, "undecided"), "no variance between seeds"
+    assert (same["mean"], same["low"], same["high"], same["effect"]) == (0.0, None, None, "undecided"), "seeds do not vary"
     assert list(found["models"]) == ["sft", "rl@search", "merged", "merged_linear"]
 
 

@@ -25,6 +25,7 @@ from flows.overrides import check_files, check_overrides
 from flows.pipeline import read_params
 from flows.process import BAD_PARAMETERS, ROOT, StageFailedError, capture
 from stages.runtime.command import command
+from stages.runtime.files import atomic_file
 
 ROWS = "data/evaluation/rows.parquet"
 KEPT = Path("reports") / "runs.jsonl"
@@ -86,7 +87,8 @@ def collect(root: Path, plan: Plan) -> str:
         files = []
         for seed, (name, _) in plan.items():
             path = Path(folder) / f"{seed}.parquet"
-            path.write_bytes(output(root, name, ROWS))
+            with atomic_file(path, durable=False) as partial:
+                partial.write_bytes(output(root, name, ROWS))
             files.append(f"{seed}={path}")
         done = capture([sys.executable, "-m", "stages.reporting.spread", *files], root)
     if done.returncode:

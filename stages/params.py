@@ -154,7 +154,7 @@ def parse_as(shape: type[P], values: Mapping[str, Any], source: str) -> P:
         try:
             resolve_section(params.section("rl", domain), params.model.max_length)
         except ParamsError as error:
-            raise ParamsError(f"{source}: in rl for domain {domain}: {error}") from error
+            raise ParamsError(f"{source}: in rl with per_domain.{domain}: {error}") from error
         cross_checks(params, domain, source)
     check_selectors(params, source)
     try:
@@ -304,7 +304,7 @@ def check_domains(params: Params) -> None:
             limits(rl.horizon, domain.settings.max_turns)
             check_returns(rl, *returns_of(domain))
         except ValueError as error:
-            raise ParamsError(f"params.yaml: in rl for domain {name}: {error}") from error
+            raise ParamsError(f"params.yaml: in rl with per_domain.{name}: {error}") from error
         given, own = params.section("annotate", name).returns, list(returns_of(domain))
         if given != own:
             raise ParamsError(

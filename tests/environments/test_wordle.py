@@ -176,7 +176,7 @@ def test_critic_head_that_would_clip_returns_is_rejected() -> None:
     check_domains(make_params(lmrl, {"algorithm": "ppo", "critic": {"head": head}}))
     check_domains(make_params(lmrl, {"algorithm": "ppo", "critic": {"head": {"loss": "mse"}}}))
     check_domains(make_params(lmrl, {"algorithm": "ppo", "reward": {"density": "single"}}))
-    with pytest.raises(ParamsError, match=r"in rl for domain wordle: rl.critic.head: returns are in \[-6, 0\].*\[-0.2, 1.2\]"):
+    with pytest.raises(ParamsError, match=r"per_domain.wordle: rl.critic.head: returns are in \[-6, 0\].*\[-0.2, 1.2\]"):
         check_domains(make_params(lmrl, {"algorithm": "ppo"}))
     params = parse_params({"domains": ["wordle"], "per_domain": {"wordle": {"environment": lmrl}}})
     with pytest.raises(ParamsError, match=r"set per_domain.wordle.annotate.returns to \[-6.0, 0.0\]"):

@@ -87,5 +87,5 @@ def test_policy_mask_covers_end_of_turn_and_no_header(tiny_policy):
 def test_horizon_beyond_the_environments_limit_is_rejected():
     values = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
     values["rl"]["horizon"] = {"kind": "scaling_inter", "rounds": [4, 99]}
-    with pytest.raises(ParamsError, match=r"in rl for domain textworld: rl\.horizon\.rounds allows 99"):
+    with pytest.raises(ParamsError, match=r"in rl with per_domain.textworld: rl\.horizon\.rounds allows 99"):
         check_domains(parse_params(values))

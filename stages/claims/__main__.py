@@ -24,6 +24,7 @@ from stages.claims.runner import ExperimentRunner, clean_commit
 from stages.claims.session import Session, drop_outdated
 from stages.params import load_params
 from stages.runtime.command import command
+from stages.runtime.cores import available_cores
 from stages.runtime.parent import die_with_parent
 from stages.runtime.validation import ParamsError
 from stages.runtime.workspace import RunFailedError
@@ -34,7 +35,7 @@ JOBS = "BELLWETHER_JOBS"
 
 def default_jobs(device: str) -> int:
     """One single-threaded run per core, faster than one run on all cores; one run on an accelerator."""
-    return int(os.environ.get(JOBS, 0)) or (os.cpu_count() or 1 if device == "cpu" else 1)
+    return int(os.environ.get(JOBS, 0)) or (available_cores() if device == "cpu" else 1)
 
 
 def load_experiments(root: Path, names: list[str], params: dict[str, Any]) -> dict[str, Experiment]:

@@ -33,6 +33,7 @@ from stages.evaluation.panels import BestOf, Outcome, Settings, jobs_of, load_pa
 from stages.records.episode import read_json, write_json
 from stages.records.sections import deep_merge, params_hash
 from stages.runtime.command import command
+from stages.runtime.cores import available_cores
 from stages.runtime.parent import die_with_parent
 from stages.runtime.validation import ParamsError
 from stages.runtime.workers import quiet_environment, worker_pool
@@ -167,7 +168,7 @@ def main() -> int:
     parser.add_argument("--table", action="store_true", help="evaluate all designs that the table lacks")
     parser.add_argument("--result", type=Path, help="where a search's metrics are written")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of a search (default: 1)")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="worker processes (default: one per core)")
+    parser.add_argument("--workers", type=int, default=available_cores(), help="worker processes (default: one per core)")
     options = parser.parse_args()
     die_with_parent()
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):

@@ -14,6 +14,9 @@ from stages.claims.plan import Outcome, Run
 from stages.claims.rows import Tables
 from stages.records.episode import read_json
 
+NOT_RUN, OUTDATED = "not run yet", "changed since it was run"
+"""Why an experiment has no verdicts."""
+
 
 def result_path(root: Path, slug: str) -> Path:
     return root / FOLDER / f"{slug}.json"

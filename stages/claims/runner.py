@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import shutil
 import subprocess
 import threading
@@ -25,6 +24,7 @@ from stages.claims.experiment import digest, start_values
 from stages.claims.plan import Outcome
 from stages.claims.rows import curve_rows, steps_to_success, task_rows, window_mean
 from stages.records.episode import read_json, read_rows, write_json
+from stages.runtime.cores import available_cores
 from stages.runtime.workspace import EvaluationWorkspace, RunFailedError
 
 FOLDER = Path(".bellwether/claims")
@@ -172,7 +172,7 @@ class ExperimentRunner:
         if self.lane == "designs":  # on all cores, before the first search reads it
             with self._lock:
                 workspace.write_settings(common, "table.yaml")
-                workers = os.cpu_count() or 1 if common["resources"]["device"] == "cpu" else 1
+                workers = available_cores() if common["resources"]["device"] == "cpu" else 1
                 command = ["-m", MODULES[self.lane], "--table", "--settings", "table.yaml", "--workers", str(workers)]
                 workspace.python(command, 1)
         return workspace

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from stages.claims.experiment import FOLDER, load_experiment, slugs
-from stages.claims.results import result_path
+from stages.claims.results import NOT_RUN, OUTDATED, result_path
 from stages.records.episode import read_json
 from stages.runtime.validation import ParamsError
 
@@ -30,7 +30,7 @@ def states(root: Path, slug: str) -> list[tuple[str, str]]:
     path = result_path(root, slug)
     saved = read_json(path) if path.exists() else None
     if saved is None or saved["fixed"] != experiment.fixed:
-        why = "not run yet" if saved is None else "changed since it was run"
+        why = NOT_RUN if saved is None else OUTDATED
         return [(claim.says, why) for claim in experiment.claims]
     return [
         (claim.says, result["verdict"] or f"undecided before the first look at {experiment.looks[0]} seeds")

@@ -205,6 +205,11 @@ def test_grpo_with_explicit_parts_equals_lite_ppo() -> None:
         ({"algorithm": "a2c", "epochs": 2}, "does not correct"),
         ({"algorithm": "a2c", "minibatches": 2}, "does not correct"),
         ({"algorithm": "a2c", "loss": {"clip_high": 0.3}}, "ppo_clip"),
+        (
+            {"curriculum": {"kind": "uniform", "floor": 0.3}},
+            r"rl\.curriculum\.floor .* needs curriculum\.kind: difficulty or value",
+        ),
+        ({"selection": {"easy_min": 0.9}}, r"rl\.selection\.easy_min .* needs selection\.kind: model_aware"),
         ({"algorithm": "remax", "critic": {"coef": 0.5}}, "a method with a critic"),
         ({"algorithm": "gpg", "advantage": {"mean": "group"}}, "estimator: group"),
         ({"algorithm": "gpg", "advantage": {"level": "turn"}}, "group or gae"),

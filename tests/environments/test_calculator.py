@@ -148,7 +148,7 @@ def test_key_actions_by_hand(domain: CalculatorDomain, tmp_path: Path) -> None:
             shown,
             True,
             0.0,
-            environment.snapshot().turns > 5,
+            False,
         )
 
 

@@ -8,10 +8,11 @@ from statistics import fmean
 from typing import Any
 
 from stages.claims.experiment import FOLDER, Claim, Experiment, is_share
+from stages.claims.results import NOT_RUN, OUTDATED
 from stages.claims.tuning import FIRST_SEED
 from stages.reporting.board import cells
 from stages.reporting.board.conditions import conditions
-from stages.reporting.board.rows import NOT_RUN, NOTHING, OUTDATED, Row
+from stages.reporting.board.rows import NOTHING, Row
 from stages.reporting.generated_blocks import markdown_table
 from stages.tracking import flatten
 

@@ -9,13 +9,12 @@ from typing import Any
 
 from stages.claims.experiment import FOLDER, Claim, Experiment, is_share, load_experiment, slugs
 from stages.claims.judging import GATE_FAILED
-from stages.claims.results import result_path
+from stages.claims.results import NOT_RUN, OUTDATED, result_path
 from stages.claims.sequential import adjusted, discoveries
 from stages.records.episode import read_json
 from stages.runtime.validation import ParamsError
 
 NOTHING = "–"
-NOT_RUN, OUTDATED = "not run yet", "changed since it was run"
 NOT_JUDGED = "not judged yet"
 VERDICTS = ("reproduced", "not reproduced", "undecided", GATE_FAILED, NOT_JUDGED)
 

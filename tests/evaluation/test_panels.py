@@ -9,48 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from stages import evaluate
 from stages.agent.player import EngineSettings
 from stages.agent.scaffold import THINKING, Scaffold
-from stages.curation.panel import PanelMismatchError, make_panel, write_panel
+from stages.curation.panel import PanelMismatchError
 from stages.engine.engine import Sampling
 from stages.environments.registry import load_domain
-from stages.environments.search import SearchDomain
 from stages.evaluation import panels as panels_module
 from stages.evaluation.panels import Settings, jobs_of, load_panels, play, row_of, solution_of
 from stages.evaluation.statistics import wilson_interval
 from stages.evaluation.summary import compare_models, csv_lines, headline, pairs_to_compare, report, summarise
-from stages.params import parse_params
-from stages.records.episode import Episode, TurnRecord, read_json, read_rows, write_json, write_tasks
+from stages.records.episode import Episode, TurnRecord, read_json, write_json
 from stages.records.task import Task
 from stages.runtime.resources import Resources
-from stages.runtime.shards import Shard
-from stages.runtime.stage import StageContext, _run_in_forks
-from stages.runtime.tracker import Tracker
-from stages.runtime.validation import ParamsError
 
-PARAMS: dict[str, Any] = {
-    "domains": ["search"],
-    "resources": {"threads": 1, "workers": 1, "slots": 8},
-    "model": {"max_length": 512},
-    "evaluate": {"attempts": 2, "resamples": 100, "chunk": 8, "sampling": {"max_tokens": 6}},
-    "per_domain": {"search": {}},
-}
+from .helpers import RecordingScorer
+
 SETTINGS = Settings(0, Sampling(max_tokens=6), EngineSettings.of(Resources(slots=8), 512))
-
-
-@pytest.fixture(scope="module")
-def curated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A curated search domain with a panel of 8 tasks in 2 worlds or more."""
-    folder = tmp_path_factory.mktemp("curated")
-    domain = SearchDomain()
-    records = [record for record in domain.recipes(64, 0) if record["split"] == "test"]
-    tasks = domain.build(records[:4] + records[-4:], folder / "search" / "worlds", 1)
-    write_tasks(folder / "search" / "tasks.parquet", tasks)
-    write_panel(folder / "search" / "panel.json", make_panel(domain, tasks, folder / "search" / "worlds"))
-    return folder
 
 
 def rows_of(curated: Path, folder: Path, policy_hash: str, chunk: int = 100, **changes: Any) -> list[dict[str, Any]]:
@@ -72,19 +47,6 @@ def test_random_keys_do_not_depend_on_the_model(curated: Path, tiny_policy: Path
     assert [{**row, "policy_hash": ""} for row in first] == [{**row, "policy_hash": ""} for row in second]
     reseeded = rows_of(curated, tiny_policy, "one", seed=1)
     assert [row["tokens"] for row in reseeded] != [row["tokens"] for row in first]
-
-
-class RecordingScorer:
-    """Prefers actions with large token ids and records its queries."""
-
-    def __init__(self) -> None:
-        self.queries: list[tuple[int, ...]] = []
-
-    def scores(self, history: Any, actions: Any) -> Any:
-        import torch
-
-        self.queries.append(tuple(history))
-        return torch.tensor([float(sum(action)) for action in actions])
 
 
 def test_best_of_n_chooses_by_q_model_or_logprob(curated: Path, tiny_policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,171 +317,3 @@ def test_pairs_to_compare() -> None:
 def test_comparison_across_panels_is_rejected() -> None:
     with pytest.raises(PanelMismatchError, match="different panels"):
         compare_models(make_rows("a", [0, 1, 0, 1, 1, 1]), make_rows("b", [0, 1, 0, 1, 1, 1], "q"), 0.95, 100, 0)
-
-
-@pytest.fixture
-def context(curated: Path, tiny_policy: Path, tmp_path: Path) -> StageContext:
-    from safetensors.torch import load_file, save_file
-
-    for scale, name in enumerate(("data/base", "data/models/sft", "data/models/rl/search"), start=1):
-        shutil.copytree(tiny_policy, tmp_path / name)
-        weights = {key: tensor * scale for key, tensor in load_file(tiny_policy / "model.safetensors").items()}
-        save_file(weights, tmp_path / name / "model.safetensors", metadata={"format": "pt"})
-    for name in ("merged", "merged_linear"):
-        shutil.copytree(tmp_path / "data/models/rl/search", tmp_path / "data/models" / name)
-    shutil.copytree(curated, tmp_path / "data/curated")
-    (tmp_path / "params.yaml").write_text(yaml.safe_dump(PARAMS))
-    return StageContext("evaluate", None, parse_params(PARAMS), tmp_path, Tracker())
-
-
-def outputs(context: StageContext) -> dict[str, bytes]:
-    paths = [context.data / "evaluation" / "rows.parquet", *sorted(context.reports.glob("*"))]
-    return {path.name: path.read_bytes() for path in paths}
-
-
-def test_models_setting_selects_the_models(context: StageContext) -> None:
-    """An unknown name is rejected."""
-    chosen = parse_params({**PARAMS, "evaluate": {**PARAMS["evaluate"], "models": ["rl@search", "sft"]}})
-    evaluate.run(StageContext("evaluate", None, chosen, context.root, Tracker()))
-    evaluation = json.loads((context.reports / "evaluation.json").read_text())
-    assert list(evaluation["models"]) == ["rl@search", "sft"]
-    assert [(item["a"], item["b"]) for item in evaluation["comparisons"]] == [("rl@search", "sft")]
-    with pytest.raises(ParamsError, match=r"rl@chess.*there are base, sft, rl@search, merged"):
-        parse_params({**PARAMS, "evaluate": {"models": ["rl@chess"]}})
-
-
-@pytest.mark.parametrize("by", ["q", "value"])
-def test_best_of_n_plays_only_panels_with_a_scorer(context: StageContext, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
-    """Contract: a model that chooses by a learned scorer is played and compared only on the domains that have one."""
-    from stages.values import q_model, token_q
-
-    loaded: list[Path] = []
-    monkeypatch.setattr(q_model, "load_q_model", lambda folder, *_: loaded.append(folder) or RecordingScorer())
-    monkeypatch.setattr(token_q, "load_token_q", lambda folder, *_: loaded.append(folder) or RecordingScorer())
-    domain, folder = load_domain("calculator", {}), context.data / "curated" / "calculator"
-    records = [record for record in domain.recipes(64, 0) if record["split"] == "test"][:5]
-    tasks = domain.build(records, folder / "worlds", 1)
-    write_tasks(folder / "tasks.parquet", tasks)
-    write_panel(folder / "panel.json", make_panel(domain, tasks, folder / "worlds"))
-    shutil.copytree(context.data / "models/rl/search", context.data / "models/rl/calculator")
-    left = {"q": ("q/calculator", q_model.SETTINGS), "value": ("rl/calculator/value", "value.json")}[by]
-    made = context.data / "models" / left[0] / left[1]
-    made.parent.mkdir(parents=True)
-    made.write_text(json.dumps({"params": {"kind": "step_dpo"}}))
-    learns = {"q": {"annotate": {"q_model": {"kind": "step_dpo"}}}, "value": {"rl": {"algorithm": "b_coder"}}}[by]
-    values = {
-        **PARAMS,
-        "domains": ["search", "calculator"],
-        "per_domain": {"search": {}, "calculator": learns},
-        "evaluate": {**PARAMS["evaluate"], "models": ["sft", f"sft+{by}", "sft+vote"], "best_of": {"n": 2}},
-    }
-    evaluate.run(StageContext("evaluate", None, parse_params(values), context.root, Tracker()))
-    assert set(loaded) == {context.data / "models" / {"q": "q", "value": "rl"}[by] / "calculator"}
-    rows = read_rows(context.data / "evaluation" / "rows.parquet")
-    both = {"search": 16, "calculator": 2 * len(tasks)}
-    counts: dict[str, dict[str, int]] = {}
-    for row in rows:
-        of_model = counts.setdefault(row["model"], {})
-        of_model[row["domain"]] = of_model.get(row["domain"], 0) + 1
-    assert counts == {"sft": both, f"sft+{by}": {"calculator": 2 * len(tasks)}, "sft+vote": both}
-    evaluation = json.loads((context.reports / "evaluation.json").read_text())
-    assert {name: set(found) for name, found in evaluation["models"].items()} == {name: set(of) for name, of in counts.items()}
-    assert [(item["a"], item["b"], item["domain"], item["n"]) for item in evaluation["comparisons"]] == [
-        (f"sft+{by}", "sft", "calculator", len(tasks)),
-        ("sft+vote", "sft", "search", 8),
-        ("sft+vote", "sft", "calculator", len(tasks)),
-    ]
-    metrics = json.loads((context.reports / "metrics.json").read_text())
-    assert {name: list(found) for name, found in metrics.items()} == {"search": ["sft"], "calculator": ["sft"]}
-    plotted = [line.split(",")[:2] for line in (context.reports / "evaluation.csv").read_text().splitlines()[1:]]
-    assert [one for one in plotted if one[0] == f"sft+{by}"] == [[f"sft+{by}", "calculator"]]
-    nobody = {**values, "per_domain": {"search": {}, "calculator": {}}}
-    with pytest.raises(ParamsError, match=rf"evaluate\.models: sft\+{by} needs"):
-        parse_params(nobody)
-
-
-@pytest.mark.parametrize("horizon", [{"kind": "fixed", "turns": 1}, {"kind": "scaling_inter", "rounds": [1, 2]}])
-def test_evaluation_ignores_the_training_horizon(context: StageContext, horizon: dict[str, Any]) -> None:
-    """Contract (ScalingInter-RL): the same weights have the same score whatever limit of turns training has or had."""
-    evaluate_section, found = {**PARAMS["evaluate"], "models": ["sft"]}, []
-    for rl in ({}, {"horizon": horizon}):
-        params = parse_params({**PARAMS, "evaluate": evaluate_section, "rl": {**PARAMS.get("rl", {}), **rl}})
-        shutil.rmtree(context.data / "evaluation", ignore_errors=True)
-        evaluate.run(StageContext("evaluate", None, params, context.root, Tracker()))
-        found.append(outputs(context))
-    assert found[0] == found[1]
-    limit = load_domain("search", PARAMS["per_domain"]["search"].get("environment", {})).settings.max_turns
-    assert max(row["turns"] for row in read_rows(context.data / "evaluation" / "rows.parquet")) == limit > 2
-
-
-def test_resume_and_shards_write_same_bytes_and_equal_models_play_once(
-    context: StageContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Contract: after a kill, or after its shards, the stage writes the same bytes and plays only what is missing."""
-    played: list[str] = []
-
-    def counting(job: Any, settings: Settings) -> Any:
-        if len(played) == stop_after:
-            raise KeyboardInterrupt
-        played.append(job.name)
-        return play(job, settings)
-
-    monkeypatch.setattr(evaluate, "play", counting)
-    stop_after = 100
-    evaluate.run(context)
-    # Three different models (the merges equal the specialist), 16 episodes each, in jobs of 8.
-    assert len(played) == 6
-    assert len(read_rows(context.data / "evaluation" / "rows.parquet")) == 5 * 16
-    undisturbed = outputs(context)
-    assert set(undisturbed) == {"rows.parquet", "evaluation.json", "evaluation.csv", "metrics.json"}
-    assert not (context.root / ".bellwether" / "checkpoints" / "evaluate").exists()
-
-    shutil.rmtree(context.data / "evaluation")
-    shutil.rmtree(context.reports)
-    played, stop_after = [], 2
-    with pytest.raises(KeyboardInterrupt):
-        evaluate.run(context)
-    first, played, stop_after = played, [], 100
-    panels_module.unload()
-    evaluate.run(context)
-    assert len(first) == 2
-    assert len(played) == 4
-    assert not set(first) & set(played)
-    assert outputs(context) == undisturbed
-
-    # Six jobs divided over four shards, run in any order; the stage then plays nothing.
-    shutil.rmtree(context.data / "evaluation")
-    shutil.rmtree(context.reports)
-    by_shard = []
-    for index in (3, 1, 4, 2):
-        played = []
-        evaluate.run(replace(context, shard=Shard(index, 4)))
-        by_shard.append(len(played))
-        assert not (context.data / "evaluation").exists()
-    played = []
-    evaluate.run(context)
-    assert (by_shard, played) == ([1, 2, 1, 2], [])
-    assert outputs(context) == undisturbed
-
-
-def test_any_number_of_workers_writes_same_bytes(context: StageContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Contract: forks play all jobs, each once."""
-    log = context.root / "played"
-
-    def logging(job: Any, settings: Settings) -> Any:
-        with log.open("a") as file:
-            file.write(f"{job.name}\n")
-        return play(job, settings)
-
-    monkeypatch.setattr(evaluate, "play", logging)
-    found, names = [], []
-    for workers in (1, 2, 3):
-        params = parse_params({**PARAMS, "resources": {**PARAMS["resources"], "workers": workers}})
-        if workers > 1:
-            _run_in_forks(replace(context, params=params), evaluate.run)
-        evaluate.run(replace(context, params=params))
-        found.append(outputs(context))
-        names.append(sorted(log.read_text().splitlines()))
-        log.unlink()
-    assert found[0] == found[1] == found[2]
-    assert names[0] == names[1] == names[2] == sorted(set(names[0]))

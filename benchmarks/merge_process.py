@@ -54,14 +54,14 @@ def disk_bytes() -> dict[str, int]:
 
 
 def ours(method: str, out: Path, base: Path, models: list[Path]) -> Callable[[], object]:
-    from stages.merging.settings import MergeSettings
+    from stages.merging.registry import bind
     from stages.merging.streaming import merge_folders
     from stages.runtime.resources import available_cores
 
     given = {"density": DENSITY, "ram": {"eps": EPSILON, "scope": "global"}, "ties": {"scope": "tensor"}}
-    settings = MergeSettings((1.0,) * len(models), given)
+    params = bind(method, (1.0,) * len(models), given)
     workers = available_cores()
-    return lambda: merge_folders(method, models, base, out, settings, seed=0, out_dtype="float32", workers=workers)
+    return lambda: merge_folders(method, models, base, out, params, seed=0, out_dtype="float32", workers=workers)
 
 
 def limit(method: str, out: Path, base: Path, models: list[Path]) -> Callable[[], object]:

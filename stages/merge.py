@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from stages.runtime.stage import StageContext, stage_run
 from stages.tracking import open_tracker
 
 if TYPE_CHECKING:
-    from stages.merging.settings import MergeSettings
+    from stages.merging.contract import MergeParams
     from stages.merging.streaming import MergeResult
 
 
@@ -36,7 +35,7 @@ def base_folder(context: StageContext) -> Path:
     return load_policy(path).folder
 
 
-def merge_into(context: StageContext, name: str, method: str, base: Path, settings: MergeSettings) -> MergeResult:
+def merge_into(context: StageContext, name: str, method: str, base: Path, params: MergeParams) -> MergeResult:
     """Merge the specialists into data/models/<name>."""
     from stages.merging.streaming import merge_folders
 
@@ -46,7 +45,7 @@ def merge_into(context: StageContext, name: str, method: str, base: Path, settin
         [context.data / "models" / "rl" / domain for domain in context.params.domains],
         base,
         context.data / "models" / name,
-        settings,
+        params,
         seed=context.params.seed,
         out_dtype=merge.out_dtype,
         shard_bytes=merge.shard_bytes,
@@ -55,38 +54,33 @@ def merge_into(context: StageContext, name: str, method: str, base: Path, settin
     )
 
 
-def remarks(method: str, settings: MergeSettings, result: MergeResult, changed: dict[str, float | None]) -> dict[str, Any]:
+def remarks(method: str, params: MergeParams, result: MergeResult, changed: dict[str, float | None]) -> dict[str, Any]:
     """The method's remarks on its first pass, for the report; its warnings go to standard error. `changed`: domain -> fraction of
     its weights that changed."""
-    from stages.merging.registry import bind, get_merger
+    from stages.merging.registry import get_merger
 
-    merger: Any = get_merger(method)
-    params = bind(method, settings)
-    for warning in merger.warnings(params, changed) if hasattr(merger, "warnings") else ():
+    merger = get_merger(method)
+    for warning in merger.warnings(params, changed):
         print(f"merge: {warning}", file=sys.stderr)
-    return merger.scan_report(result.totals, params, list(changed)) if hasattr(merger, "scan_report") else {}
+    return merger.scan_report(result.totals, params, list(changed))
 
 
 def run(context: StageContext) -> None:
     from stages.merging.diagnostics import measure, relative_distance
-    from stages.merging.registry import used_parameters
-    from stages.merging.settings import MergeSettings
+    from stages.merging.registry import bind, get_merger, used_parameters
 
     merge, domains = context.params.merge, context.params.domains
     keep_only(context.root, domains, ["data/models/rl"])
     base = base_folder(context)
-    settings = MergeSettings.of(merge, domains)
     # The baseline is the plain average: other methods' settings do not apply to it.
-    average = replace(settings, given={}, own={})
-    method = merge.method
-    if len(domains) == 1:
-        method, settings = "linear", average
-    parameters = used_parameters(method, settings)
+    average = bind("linear", merge.weights_of(domains))
+    method, params = (merge.method, merge.bind(domains)) if len(domains) > 1 else ("linear", average)
+    parameters = used_parameters(method, params)
     context.log_params({"method": method, "base": merge.base, **parameters})
-    result = merge_into(context, "merged", method, base, settings)
+    result = merge_into(context, "merged", method, base, params)
     merge_into(context, "merged_linear", "linear", base, average)
     models = [context.data / "models" / "rl" / domain for domain in domains]
-    diagnostics = measure(domains, models, base, merge.ram.eps, context.progress)
+    diagnostics = measure(domains, models, base, get_merger(method).change_threshold(params), context.progress)
     changed = {domain: diagnostics["models"][domain]["changed_fraction"] for domain in domains}
     merged, linear = context.data / "models" / "merged", context.data / "models" / "merged_linear"
     report = {
@@ -98,7 +92,7 @@ def run(context: StageContext) -> None:
         "linear_parameters": used_parameters("linear", average),
         "tensors": result.tensors,
         "entries": result.entries,
-        "scan": remarks(method, settings, result, changed),
+        "scan": remarks(method, params, result, changed),
         "distance_to_linear": relative_distance(merged, linear, base),
         "diagnostics": diagnostics,
     }

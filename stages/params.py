@@ -25,9 +25,8 @@ from stages.annotation.settings import Annotate
 from stages.annotation.units import q_is_return, uses_value_model, value_head
 from stages.curation.settings import Curate
 from stages.evaluation.settings import Evaluate
-from stages.merging.registry import bind
-from stages.merging.section import Merge
-from stages.merging.settings import MergeError, MergeSettings
+from stages.merging.contract import MergeError
+from stages.merging.settings import Merge
 from stages.records.sections import params_hash, section_of
 from stages.runtime.command import command
 from stages.runtime.files import atomic_text
@@ -91,8 +90,6 @@ class Params(Section):
                     f"domain '{domain}' has no entry in per_domain; add "
                     f"'{domain}: {{environment: {{}}, curate: {{}}, rollout: {{}}, annotate: {{}}, rl: {{}}}}' there"
                 )
-        if self.merge.method == "slerp" and len(self.domains) != 2:
-            raise ValueError(f"merge.method slerp joins two models, and domains lists {len(self.domains)}")
         unknown = sorted(set(self.merge.weights) - set(self.domains))
         if unknown:
             raise ValueError(f"merge.weights names {unknown}, which domains does not list: {self.domains}")
@@ -158,9 +155,9 @@ def parse_as(shape: type[P], values: Mapping[str, Any], source: str) -> P:
         cross_checks(params, domain, source)
     check_selectors(params, source)
     try:
-        bind(params.merge.method, MergeSettings.of(params.merge, params.domains))
+        params.merge.bind(params.domains)
     except MergeError as error:
-        raise ParamsError(str(error)) from error
+        raise ParamsError(f"{source}: {error}") from error
     return params
 
 

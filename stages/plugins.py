@@ -35,9 +35,8 @@ from stages.algorithms.parts.preference import PairScores
 from stages.environments.base_domain import Mix, RecipeDomain, check_fields, parse_record, splits_in_turn, world_by_world
 from stages.environments.base_environment import AnsweringEnvironment, AnswerState, ValueEnvironment
 from stages.environments.protocol import Domain, DomainSettings, Environment, Observation, Step
-from stages.merging.contract import Merger
+from stages.merging.contract import MergeError, MergeParams, Merger
 from stages.merging.deltas import DeltaMethod, combine, kept_count, task_vectors
-from stages.merging.settings import MergeError, MergeParams
 from stages.records.card import Card
 from stages.records.task import SPLITS, SUCCESS_TERM, Split, Task
 from stages.runtime.validation import Count, NonNegative, ParamsError, Positive, Section, Share

@@ -92,7 +92,7 @@ def test_invalid_value_is_rejected_with_its_range(changes: dict, parts: list[str
         ({"annotate": {"value_model": {"head": {"v_min": 1.0, "v_max": 0.0}}}}, "v_min"),
         ({"domains": ["search", "search"]}, "twice"),
         ({"domains": ["search", "webshop"]}, "'webshop' has no entry in per_domain"),
-        ({"domains": ["search"], "merge": {"method": "slerp"}}, "slerp joins two models"),
+        ({"domains": ["search"], "merge": {"method": "slerp"}}, "slerp merges exactly two models"),
         ({"merge": {"weights": {"chess": 1.0}}}, "chess"),
         ({"evaluate": {"models": ["sft+r"]}}, "each also with +q, +value, +logprob"),
         ({"evaluate": {"models": ["sft+value"]}}, "rl.algorithm is grpo: set it to b_coder"),

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from stages.merging.contract import Merger
+from stages.merging.contract import MergeError, Merger
 from stages.merging.registry import bind, get_merger
-from stages.merging.settings import MergeError, MergeSettings
 from stages.records.card import Card
 from stages.runtime.checking import Findings, expect
 from stages.runtime.validation import ParamsError, Section
@@ -52,7 +51,7 @@ def _settings(name: str, merger: Merger) -> Any:
     try:
         merger.Settings(no_such_key=1)  # type: ignore[call-arg]
     except ValueError:
-        return bind(name, MergeSettings((1.0, 1.0)))
+        return bind(name, (1.0, 1.0))
     expect(False, "it accepts unknown keys; keep `extra` forbidden")
 
 
@@ -79,7 +78,7 @@ def _merge(name: str, merger: Merger) -> list[Tensor]:
 
     from stages.merging.streaming import tensor_generator
 
-    params, merged = bind(name, MergeSettings((1.0, 1.0))), []
+    params, merged = bind(name, (1.0, 1.0)), []
     totals = _totals(merger, params)
     for shape in SHAPES:
         base, models = _tensors(shape)
@@ -101,7 +100,7 @@ def _same(first: Sequence[Tensor], second: Sequence[Tensor]) -> None:
 
 
 def _scans(name: str, merger: Merger) -> None:
-    params = bind(name, MergeSettings((1.0, 1.0)))
+    params = bind(name, (1.0, 1.0))
     base, models = _tensors((4, 3))
     scanned = merger.scan("x", base, models, params)
     expect(scanned is None or hasattr(scanned, "items"), f"it returned {type(scanned).__name__}; return None or a mapping")
@@ -114,7 +113,7 @@ def _unchanged(name: str, merger: Merger) -> None:
 
     from stages.merging.streaming import tensor_generator
 
-    params = bind(name, MergeSettings((1.0, 1.0)))
+    params = bind(name, (1.0, 1.0))
     base, _ = _tensors((4, 3))
     totals = merger.scan("x", base, [base, base], params)
     merged = merger.merge_tensor("x", base, [base.clone(), base.clone()], params, tensor_generator(0, name, "x"), totals)

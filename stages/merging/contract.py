@@ -1,23 +1,38 @@
 """The contract of merge methods: tensors are streamed by name, one at a time; deltas are float32.
 
-A method is a `Merger`: an optional `scan` (first pass, integers or small sums only) and `merge_tensor` (second pass). Its module
-imports torch inside functions, because checking params.yaml imports its `Settings`.
+A method is a `Merger`: its settings and what it checks of them, an optional `scan` (first pass, integers or small sums only) and
+`merge_tensor` (second pass). Its module imports torch inside functions, because checking params.yaml imports its `Settings`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from stages.merging.settings import MergeParams
 from stages.records.card import Card
 from stages.runtime.validation import Section
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
+CHANGE = 1e-3
+"""Smaller changes of a weight count as none in a merge's diagnostics, unless the method has a threshold of its own."""
 BLOCK = 1 << 16
 """Entries per block, so that a block of every input and the temporaries fit the cores' second-level caches."""
+
+
+class MergeError(ValueError):
+    """Models that cannot be merged, or a setting that the method does not use."""
+
+
+@dataclass(frozen=True)
+class MergeParams:
+    """A method's parameters: one weight per model, its `Settings`, and the number of layers, for gradients over depth."""
+
+    weights: tuple[float, ...]
+    settings: Any
+    layers: int = 1
 
 
 def blocks(base: Tensor | None, models: Sequence[Tensor]) -> Iterator[tuple[slice, Tensor | None, list[Tensor]]]:
@@ -30,8 +45,7 @@ def blocks(base: Tensor | None, models: Sequence[Tensor]) -> Iterator[tuple[slic
 
 
 class Merger(Protocol):
-    """Optional: `scan_report(totals, params, domains) -> dict` (results of the first pass, for reports/merge.json) and
-    `warnings(params, changed) -> list[str]` (`changed`: domain -> share of its weights that differ from the base's)."""
+    """A merge method. Only `card`, `Settings`, `weighted`, `needs_base` and `merge_tensor` have no default."""
 
     card: Card
     Settings: type[Section]
@@ -39,6 +53,10 @@ class Merger(Protocol):
     weighted: bool
     """Whether it reads `merge.weights`."""
     needs_base: bool
+
+    def check(self, params: MergeParams) -> None:
+        """Raise MergeError for settings that do not fit together or the number of models (`len(params.weights)`). Called when
+        params.yaml is checked, and before a merge."""
 
     def scan(self, name: str, base: Tensor | None, models: Sequence[Tensor], params: MergeParams) -> Mapping[str, Any] | None:
         """Statistics of one tensor, summed over all tensors before the second pass; None for methods of one pass."""
@@ -76,3 +94,15 @@ class Merger(Protocol):
                 yield self.merge_tensor(name, origin, parts, params, rng, totals)
         else:
             yield self.merge_tensor(name, base, models, params, rng, totals)
+
+    def change_threshold(self, params: MergeParams) -> float:
+        """Changes of a weight up to this count as none in the merge's diagnostics."""
+        return CHANGE
+
+    def warnings(self, params: MergeParams, changed: Mapping[str, float | None]) -> list[str]:
+        """What to warn of after a merge. `changed`: domain -> share of its weights that changed by more than the threshold."""
+        return []
+
+    def scan_report(self, totals: Mapping[str, Any] | None, params: MergeParams, domains: Sequence[str]) -> dict[str, Any]:
+        """Results of the first pass, from its sums, for reports/merge.json."""
+        return {}

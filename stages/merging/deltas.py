@@ -10,8 +10,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stages.merging.contract import Merger
-from stages.merging.settings import MergeError, MergeParams
+from stages.merging.contract import MergeError, MergeParams, Merger
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from stages.engine.adapters import Adapter, is_adapter
-from stages.merging.settings import MergeError
+from stages.merging.contract import MergeError
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"

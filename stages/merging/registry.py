@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import ValidationError
 
 from stages.merging import methods
-from stages.merging.contract import Merger
-from stages.merging.settings import MergeError, MergeParams, MergeSettings
+from stages.merging.contract import MergeError, MergeParams, Merger
 from stages.records.card import Card
 from stages.runtime.installed import Group, place
 from stages.runtime.validation import ParamsError, explain
 
 GROUP = Group("bellwether.mergers", "merge.method")
+REQUIRED = sorted(name for name in {*Merger.__annotations__, *vars(Merger)} if not name.startswith("_"))
+"""The names of a merger; `Merger` itself has most of them."""
+NONE: Mapping[str, Any] = MappingProxyType({})
 LOADED: dict[str, Merger] = {}
 """Loaded methods, by name."""
 
@@ -51,8 +54,7 @@ def _merger(method: str, found: Any) -> Merger:
             made = made()
         except Exception as error:
             raise MergeError(GROUP.fault(method, error)) from error
-    required = ("card", "Settings", "weighted", "needs_base", "scan", "merge_tensor", "merge_in_pieces")
-    lacking = [name for name in required if not hasattr(made, name)]
+    lacking = [name for name in REQUIRED if not hasattr(made, name)]
     if lacking:
         raise MergeError(
             f"merge.method '{method}': {place(made)} is not a merger, it lacks {', '.join(lacking)}; "
@@ -80,22 +82,21 @@ def own_settings(method: str, given: Mapping[str, Any], own: Mapping[str, Any]) 
         raise MergeError(explain(error, model, f"merge.method {method}", "merge.settings.")) from error
 
 
-def bind(method: str, settings: MergeSettings, layers: int = 1) -> MergeParams:
-    """The parameters of `method` from `settings`. Raises MergeError for a setting that it does not use, or a bad value."""
+def bind(method: str, weights: Sequence[float], given: Mapping[str, Any] = NONE, own: Mapping[str, Any] = NONE) -> MergeParams:
+    """The parameters of `method` for models of these weights; `given` and `own` as for `own_settings`. Raises MergeError for
+    weights that it does not use, a bad value, and what it refuses itself."""
     merger = get_merger(method)
-    fields = merger.Settings.model_fields if method in shipped() else {}
-    if not merger.weighted and any(weight != 1.0 for weight in settings.weights):
-        raise MergeError(f"params.yaml: merge.weights has no effect with merge.method {method}; remove the weights")
-    for key, neutral, shown in (("normalize", None, "null"), ("lam", 1.0, "1.0")):
-        if key not in fields and settings.given.get(key, neutral) != neutral:
-            raise MergeError(f"params.yaml: merge.{key} has no effect with merge.method {method}; set it to {shown}")
-    return MergeParams(settings.weights, own_settings(method, settings.given, settings.own), layers)
+    if not merger.weighted and any(weight != 1.0 for weight in weights):
+        raise MergeError(f"merge.weights has no effect with merge.method {method}; remove the weights")
+    params = MergeParams(tuple(weights), own_settings(method, given, own))
+    merger.check(params)
+    return params
 
 
-def used_parameters(method: str, settings: MergeSettings) -> dict[str, Any]:
+def used_parameters(method: str, params: MergeParams) -> dict[str, Any]:
     """The settings that `method` reads, as plain values for a report."""
-    weights = {"weights": list(settings.weights)} if get_merger(method).weighted else {}
-    return {**weights, **bind(method, settings).settings.model_dump(mode="json")}
+    weights = {"weights": list(params.weights)} if get_merger(method).weighted else {}
+    return {**weights, **params.settings.model_dump(mode="json")}
 
 
 def cards() -> list[Card]:

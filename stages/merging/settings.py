@@ -1,57 +1,74 @@
-"""Parameters of merge methods, and settings that several of them share. Light to import: params.yaml is checked with this."""
+"""Section `merge` of params.yaml: its own keys, and those of the shipped methods, each declared in its method's module."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, Field, create_model, field_validator, model_validator
 
-from stages.runtime.validation import NonNegative, Section
+from stages.merging.contract import MergeParams
+from stages.merging.registry import bind, check_method, get_merger, own_settings, shipped
+from stages.runtime.validation import Positive, Section, refuse_idle
 
-if TYPE_CHECKING:
-    from stages.merging.section import Merge
-
-
-class MergeError(ValueError):
-    """Models that cannot be merged, or a setting that the method does not use."""
+METHODS = {name: get_merger(name).Settings for name in shipped()}
+"""Shipped method -> its settings."""
 
 
-class Normalized(Section):
-    normalize: bool | None = None
-    """Whether the weighted sum is divided by the sum of the weights; null: the method's default."""
+def declared() -> dict[str, Any]:
+    """The keys of all methods, as fields for `create_model`. Raises TypeError where two methods declare a key differently."""
+    fields: dict[str, Any] = {}
+    for method, settings in METHODS.items():
+        for key, field in settings.model_fields.items():
+            known = fields.setdefault(key, (field.annotation, field))[1]
+            if (known.annotation, known.metadata, known.default) != (field.annotation, field.metadata, field.default):
+                raise TypeError(f"merge method {method} declares the key {key} unlike the methods before it; rename it")
+    return fields
 
 
-class Scaled(Section):
-    lam: NonNegative = 1.0
-    """Factor on the merged delta."""
+Declared = create_model("Declared", __base__=Section, **declared())
 
 
-class Sparse(Section):
-    density: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
-    """Share of a task vector's entries that are kept."""
+class Merge(Declared):  # type: ignore[valid-type, misc]
+    """How the specialists become one model: settings of all methods, and of those shipped here."""
 
+    assembled_from: ClassVar[Sequence[type[Section]]] = tuple(dict.fromkeys(METHODS.values()))
+    method: str = "ram_plus"
+    """A module of stages/merging/methods, or a method of another package (docs/extending.md)."""
+    base: Literal["sft", "base"] = "sft"
+    """The model that deltas are taken against."""
+    weights: dict[str, Positive] = {}
+    """Per domain; 1 if not given."""
+    settings: dict[str, Any] = {}
+    """Settings of a method from another package."""
+    out_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the merged weights."""
+    shard_bytes: Annotated[int, Field(ge=1_000_000)] = 5_000_000_000
+    """Largest safetensors file that is written."""
 
-@dataclass(frozen=True)
-class MergeSettings:
-    """`weights[i]` belongs to model i; `given`: keys of section `merge`, by name; `own`: `merge.settings`."""
-
-    weights: tuple[float, ...]
-    given: Mapping[str, Any] = field(default_factory=dict)
-    own: Mapping[str, Any] = field(default_factory=dict)
-
+    @field_validator("method")
     @classmethod
-    def of(cls, merge: Merge, models: Sequence[str]) -> MergeSettings:
-        """Settings for `models` (domain names, in merge order); weight 1 for those that `merge.weights` lacks."""
-        weights = tuple(merge.weights.get(name, 1.0) for name in models)
-        return cls(weights, merge.model_dump(exclude={"settings"}), merge.settings)
+    def _known(cls, value: str) -> str:
+        check_method(value)
+        return value
 
+    @model_validator(mode="after")
+    def _keys(self) -> Merge:
+        own_settings(self.method, self.given(), self.settings)
+        readers = {key: [name for name, settings in METHODS.items() if key in settings.model_fields] for key in declared()}
+        # Sections such as `ram` name their methods; they may stay while another method is tried.
+        idle = {key: names for key, names in readers.items() if not isinstance(getattr(self, key), BaseModel)}
+        refuse_idle(self, "", {key: (self.method in names, f"method {' or '.join(names)}") for key, names in idle.items()})
+        return self
 
-@dataclass(frozen=True)
-class MergeParams:
-    """A method's parameters: one weight per model, its `Settings`, and the number of layers, for gradients over depth."""
+    def given(self) -> dict[str, Any]:
+        """The keys of the shipped methods, as plain values."""
+        return self.model_dump(include=set(declared()))
 
-    weights: tuple[float, ...]
-    settings: Any
-    layers: int = 1
+    def weights_of(self, models: Sequence[str]) -> tuple[float, ...]:
+        """One weight for each of `models` (domain names, in merge order)."""
+        return tuple(self.weights.get(name, 1.0) for name in models)
+
+    def bind(self, models: Sequence[str]) -> MergeParams:
+        """The chosen method's parameters for `models` (domain names, in merge order). Raises MergeError."""
+        return bind(self.method, self.weights_of(models), self.given(), self.settings)

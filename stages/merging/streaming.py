@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any, Literal
@@ -17,10 +17,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from stages.merging.contract import MergeError, MergeParams
 from stages.merging.folders import TensorFolder, check_same_tensors, check_same_vocabulary, open_folder
 from stages.merging.layers import layer_index
-from stages.merging.registry import bind, get_merger
-from stages.merging.settings import MergeError, MergeParams, MergeSettings
+from stages.merging.registry import get_merger
 from stages.merging.writer import OutputTensor, copy_companions, in_threads, plan_shards, write_weights
 from stages.runtime.files import atomic_folder
 from stages.runtime.progress import Progress
@@ -135,12 +135,11 @@ def merged_pieces(
         yield piece
 
 
-def _check_call(method: str, models: Sequence[Path], base: Path | None, out: Path, settings: MergeSettings) -> None:
-    bind(method, settings)
+def _check_call(method: str, models: Sequence[Path], base: Path | None, out: Path, params: MergeParams) -> None:
     if get_merger(method).needs_base and base is None:
         raise MergeError(f"merge.method {method} needs a base model to take deltas against (merge.base)")
-    if len(settings.weights) != len(models) or not models:
-        raise MergeError(f"{len(models)} models and {len(settings.weights)} weights were given; each model needs one weight")
+    if len(params.weights) != len(models) or not models:
+        raise MergeError(f"{len(models)} models and {len(params.weights)} weights were given; each model needs one weight")
     if out.resolve() in {path.resolve() for path in [*models, *([base] if base else [])]}:
         raise MergeError(f"{out} is one of the inputs; choose another output folder")
 
@@ -150,7 +149,7 @@ def merge_folders(
     models: Sequence[Path],
     base: Path | None,
     out: Path,
-    settings: MergeSettings,
+    params: MergeParams,
     *,
     seed: int,
     out_dtype: OutDtype = "float32",
@@ -161,14 +160,14 @@ def merge_folders(
     """Merge the folders `models`, in this order, into `out`, a `save_pretrained` folder. A LoRA adapter folder is merged as its
     base with the adapter applied.
 
-    `base`: what deltas are taken against, for methods with `needs_base`. Config, tokenizer and chat template are the first
-    model's. `workers` threads share the tensors. `out` is created atomically. Raises MergeError for incompatible inputs or
-    settings.
+    `base`: what deltas are taken against, for methods with `needs_base`. `params`: from `registry.bind`. Config, tokenizer and
+    chat template are the first model's. `workers` threads share the tensors. `out` is created atomically. Raises MergeError for
+    incompatible inputs.
     """
-    _check_call(method, models, base, out, settings)
+    _check_call(method, models, base, out, params)
     inputs = Inputs.open(models, base)
     layers = [index for index in map(layer_index, inputs.names) if index is not None]
-    params = bind(method, settings, max(layers, default=0) + 1)
+    params = replace(params, layers=max(layers, default=0) + 1)
     totals = scan_totals(method, inputs, params, workers, progress)
     stored, dtype = _STORED[out_dtype]
     infos = inputs.models[0].infos

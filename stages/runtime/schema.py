@@ -55,8 +55,10 @@ def _docstrings(path: Path) -> dict[str, dict[str, str]]:
 
 
 def field_docs(section: type[BaseModel]) -> dict[str, str]:
-    """Field -> docstring, inherited ones included."""
+    """Field -> docstring, inherited ones included, and those of the sections whose fields it takes over (`assembled_from`)."""
     found: dict[str, str] = {}
+    for part in getattr(section, "assembled_from", ()):
+        found |= field_docs(part)
     for base in reversed(section.__mro__):
         if issubclass(base, BaseModel) and base is not BaseModel:
             found |= _docstrings(Path(inspect.getfile(base))).get(base.__name__, {})
@@ -216,8 +218,9 @@ def _stages(root: Path, key: str) -> list[str]:
 
 
 def _modules(root: Path, section: type[BaseModel], place: str, name: str | None) -> list[str]:
-    """Modules that appear to read `section` or its field `name`: they contain the last two names of its place, or import the
-    section and contain the field's name."""
+    """Modules that appear to read `section` or its field `name`: they contain the last two names of its place, or define or
+    import the section and contain the field's name."""
+    declaring = [part for part in getattr(section, "assembled_from", ()) if name in part.model_fields]
     home, parts = Path(inspect.getfile(section)).resolve(), [*place.split("."), *([name] if name else [])]
     chain = re.compile(rf"\b{'.'.join(map(re.escape, ['params', *parts][-2:]))}\b")
     imported = re.compile(rf"from {re.escape(section.__module__)} import [^\n]*\b{section.__name__}\b")
@@ -227,7 +230,7 @@ def _modules(root: Path, section: type[BaseModel], place: str, name: str | None)
         knows = path.resolve() == home or imported.search(text)
         if chain.search(text) or (knows and (name is None or re.search(rf"\.{name}\b", text))):
             found.append(str(path.relative_to(root)))
-    return found
+    return sorted({*found, *(path for part in declaring for path in _modules(root, part, place, name))})
 
 
 def explain_key(root: type[BaseModel], key: str, checkout: Path) -> str:

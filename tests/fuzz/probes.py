@@ -16,8 +16,7 @@ from stages.algorithms.algorithm import resolve
 from stages.curation.demonstrations import play_out
 from stages.engine.sampling import draw
 from stages.environments.registry import load_domain
-from stages.merging.registry import bind, get_merger
-from stages.merging.settings import MergeSettings
+from stages.merging.registry import get_merger
 from stages.merging.streaming import tensor_generator
 from stages.params import Params
 
@@ -118,7 +117,7 @@ def check_merges(params: Params) -> None:
     generator = torch.Generator().manual_seed(0)
     base, *models = [torch.randn(4, 6, generator=generator) for _ in range(len(params.domains) + 1)]
     method = params.merge.method
-    merger, chosen = get_merger(method), bind(method, MergeSettings.of(params.merge, params.domains), 1)
+    merger, chosen = get_merger(method), params.merge.bind(params.domains)
     totals = merger.scan("x", base, models, chosen)
     merged = merger.merge_tensor("x", base, models, chosen, tensor_generator(0, "fuzz", "x"), totals)
     if not bool(merged.isfinite().all()):

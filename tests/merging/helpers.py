@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,16 @@ from pydantic import BaseModel
 from safetensors.torch import save_file
 from torch import Tensor
 
+from stages.merging.contract import MergeParams
 from stages.merging.registry import bind, get_merger
-from stages.merging.settings import MergeSettings
 from stages.merging.streaming import tensor_generator
 
 
-def settings(count: int, **changes: Any) -> MergeSettings:
-    """Settings for `count` models of weight 1."""
+def bound(method: str, count: int, **changes: Any) -> MergeParams:
+    """Parameters of `method` for `count` models of weight 1."""
     weights = changes.pop("weights", (1.0,) * count)
     given = {key: value.model_dump() if isinstance(value, BaseModel) else value for key, value in changes.items()}
-    return MergeSettings(weights, given)
+    return bind(method, weights, given)
 
 
 def merge(method: str, models: Sequence[Any], base: Any = None, seed: int = 0, name: str = "x", **changes: Any) -> Tensor:
@@ -29,7 +30,7 @@ def merge(method: str, models: Sequence[Any], base: Any = None, seed: int = 0, n
     tensors = [torch.as_tensor(model, dtype=torch.float32) for model in models]
     origin = torch.zeros_like(tensors[0]) if base is None else torch.as_tensor(base, dtype=torch.float32)
     layers = changes.pop("layers", 1)
-    merger, params = get_merger(method), bind(method, settings(len(tensors), **changes), layers)
+    merger, params = get_merger(method), replace(bound(method, len(tensors), **changes), layers=layers)
     totals = merger.scan(name, origin, tensors, params)
     return merger.merge_tensor(name, origin, tensors, params, tensor_generator(seed, method, name), totals)
 

@@ -14,13 +14,13 @@ from tiny import make_tiny_policy
 from stages import merge
 from stages.agent.policy import load_policy, save_policy
 from stages.engine.adapters import Adapter
+from stages.merging.contract import MergeError
 from stages.merging.diagnostics import measure
 from stages.merging.folders import open_folder
 from stages.merging.registry import shipped
-from stages.merging.settings import MergeError
 from stages.merging.streaming import merge_folders
 
-from .helpers import settings
+from .helpers import bound
 from .test_stage import context
 
 
@@ -46,7 +46,7 @@ def test_adapters_merge_to_same_bytes_as_full_models(workspace: Path, tmp_path: 
     """Contract: weights, config and tokenizer are the same bytes whether the specialists are adapters or full models."""
     for name, root in (("adapters", workspace), ("whole", workspace / "whole")):
         models = [root / "data/models/rl" / domain for domain in ("one", "two")]
-        merge_folders(method, models, root / "data/models/sft", tmp_path / name, settings(2), seed=3)
+        merge_folders(method, models, root / "data/models/sft", tmp_path / name, bound(method, 2), seed=3)
     assert contents(tmp_path / "adapters") == contents(tmp_path / "whole")
     load_policy(tmp_path / "adapters")
 
@@ -65,8 +65,8 @@ def test_stage_accepts_adapters(workspace: Path) -> None:
 def test_adapter_merges_with_full_model(workspace: Path, tmp_path: Path) -> None:
     base = workspace / "data/models/sft"
     one, two = workspace / "data/models/rl/one", workspace / "data/models/rl/two"
-    merge_folders("linear", [one, two], base, tmp_path / "adapters", settings(2), seed=0)
-    merge_folders("linear", [one, workspace / "whole/data/models/rl/two"], base, tmp_path / "mixed", settings(2), seed=0)
+    merge_folders("linear", [one, two], base, tmp_path / "adapters", bound("linear", 2), seed=0)
+    merge_folders("linear", [one, workspace / "whole/data/models/rl/two"], base, tmp_path / "mixed", bound("linear", 2), seed=0)
     assert contents(tmp_path / "mixed") == contents(tmp_path / "adapters")
 
 

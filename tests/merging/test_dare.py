@@ -2,10 +2,9 @@ import pytest
 import torch
 
 from stages.merging.methods.dare import drop_at_random, rescale_kept
-from stages.merging.registry import bind
 from stages.merging.streaming import tensor_generator
 
-from .helpers import merge, settings
+from .helpers import bound, merge
 
 
 @pytest.mark.parametrize(
@@ -57,7 +56,7 @@ def test_dare_ties_with_density_one_is_ties() -> None:
 def test_drop_masks_are_drawn_in_model_order() -> None:
     """Contract: each model has its own mask, and further models do not change the first one's."""
     ones = torch.ones(1000)
-    params = bind("dare", settings(2, density=0.5, rescale="none"))
+    params = bound("dare", 2, density=0.5, rescale="none")
     both = drop_at_random(torch.stack([ones, ones]), params, tensor_generator(0, "dare", "w"))
     alone = drop_at_random(ones.unsqueeze(0), params, tensor_generator(0, "dare", "w"))
     assert torch.equal(both[0], alone[0])

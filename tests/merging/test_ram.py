@@ -4,10 +4,10 @@ from by_hand import assert_near
 
 from stages.merging.methods.ram import RamOptions as Ram
 from stages.merging.methods.ram import enlargement, overlap_counts
-from stages.merging.registry import bind, get_merger
+from stages.merging.registry import get_merger
 from stages.merging.streaming import tensor_generator
 
-from .helpers import merge, settings
+from .helpers import bound, merge
 
 A = [0.4, 0.0, 0.2, 0.0, 0.1, 0.0]
 B = [0.2, 0.6, 0.0, 0.0, -0.3, 0.0]
@@ -66,7 +66,7 @@ def test_global_counts_differ_from_tensor_counts() -> None:
     names = {"shared": (torch.ones(2), torch.ones(2)), "own": (torch.tensor([1.0, 0.0]), torch.tensor([0.0, 0.0]))}
     expected = {"global": 1.2, "tensor": 1.0}
     for scope, value in expected.items():
-        params = bind("ram_plus", settings(2, ram=Ram(r=0.2, alpha=1.0, scope=scope)))
+        params = bound("ram_plus", 2, ram=Ram(r=0.2, alpha=1.0, scope=scope))
         totals = None
         for name, pair in names.items():
             found = merger.scan(name, torch.zeros(2), pair, params)

@@ -1,11 +1,11 @@
 import pytest
 import torch
 
+from stages.merging.contract import MergeError
 from stages.merging.registry import get_merger
-from stages.merging.settings import MergeError
 from stages.merging.streaming import tensor_generator
 
-from .helpers import merge, settings
+from .helpers import bound, merge
 
 
 def test_task_arithmetic_adds_weighted_deltas_to_the_base() -> None:
@@ -27,5 +27,5 @@ def test_delta_method_without_base_is_rejected() -> None:
     """Contract: without a base, the error of a method on deltas names the tensor and the key."""
     with pytest.raises(MergeError, match=r"tensor w.*merge\.base"):
         get_merger("task_arithmetic").merge_tensor(
-            "w", None, [torch.ones(2)], settings(1), tensor_generator(0, "task_arithmetic", "w"), None
+            "w", None, [torch.ones(2)], bound("task_arithmetic", 1), tensor_generator(0, "task_arithmetic", "w"), None
         )

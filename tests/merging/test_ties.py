@@ -4,10 +4,10 @@ import torch
 from stages.merging.contract import BLOCK
 from stages.merging.methods.ties import TiesOptions as Ties
 from stages.merging.methods.ties import Trim
-from stages.merging.registry import bind, get_merger
+from stages.merging.registry import get_merger
 from stages.merging.streaming import tensor_generator
 
-from .helpers import merge, settings
+from .helpers import bound, merge
 
 
 def trim(delta: torch.Tensor, density: float) -> torch.Tensor:
@@ -62,7 +62,7 @@ def test_trim_of_large_tensor_matches_stable_sort(density: float, levels: int | 
 
 def test_global_scope_trims_the_flattened_model() -> None:
     """Contract: with ties.scope global a tensor of small changes loses them all to a tensor of large ones."""
-    merger, params = get_merger("ties"), bind("ties", settings(1, density=0.5, ties=Ties(scope="global")))
+    merger, params = get_merger("ties"), bound("ties", 1, density=0.5, ties=Ties(scope="global"))
     tensors = {"large": torch.tensor([4.0, -3.0, 2.0]), "small": torch.tensor([0.1, 0.2, -0.3])}
     totals: dict[str, torch.Tensor] | None = None
     for name, tensor in tensors.items():

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from stages.merging.contract import MergeParams
 from stages.merging.deltas import DeltaMethod, combine
-from stages.merging.settings import MergeParams, Normalized, Scaled, Sparse
+from stages.merging.shared_settings import Normalized, Scaled, Sparse
 from stages.records.card import Card
 
 if TYPE_CHECKING:
@@ -34,8 +35,6 @@ def drop_at_random(deltas: Tensor, params: MergeParams, rng: Generator) -> Tenso
 
 
 class Settings(Normalized, Scaled, Sparse):
-    """normalize null: false."""
-
     rescale: Literal["inverse_density", "l1", "none"] = "inverse_density"
     """How kept entries are scaled up: by 1 / density, to the same L1 norm, or not."""
 
@@ -58,9 +57,8 @@ class Dare(DeltaMethod):
 
     def merged_delta(self, deltas: Tensor, params: MergeParams, rng: Generator, totals: Mapping[str, Any] | None) -> Tensor:
         deltas = drop_at_random(deltas, params, rng)
-        return combine(
-            deltas, params.weights, elect=self.elect, normalize=bool(params.settings.normalize), lam=params.settings.lam
-        )
+        settings = params.settings
+        return combine(deltas, params.weights, elect=self.elect, normalize=settings.normalized, lam=settings.lam)
 
 
 MERGER = Dare()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from stages.merging.contract import Merger
-from stages.merging.settings import MergeParams, Normalized
+from stages.merging.contract import MergeParams, Merger
+from stages.merging.shared_settings import Normalized
 from stages.records.card import Card
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Settings(Normalized):
-    """null: true."""
+    default_normalize: ClassVar[bool] = True
 
 
 class Linear(Merger):
@@ -43,7 +43,7 @@ class Linear(Merger):
         rng: Generator,
         totals: Mapping[str, Any] | None,
     ) -> Tensor:
-        divisor = 1.0 if params.settings.normalize is False else sum(params.weights)
+        divisor = sum(params.weights) if params.settings.normalized else 1.0
         # Computing the coefficient first multiplies a single model by exactly 1.
         merged = models[0].float() * (params.weights[0] / divisor)
         for model, weight in zip(models[1:], params.weights[1:], strict=True):

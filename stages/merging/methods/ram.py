@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from stages.merging.contract import CHANGE, MergeParams
 from stages.merging.deltas import DeltaMethod
-from stages.merging.settings import MergeParams, Scaled
+from stages.merging.shared_settings import Scaled
 from stages.records.card import Card
 from stages.runtime.validation import NonNegative, Positive, Section
 
@@ -62,7 +63,7 @@ def merge_deltas(deltas: Tensor, params: MergeParams, scale: Sequence[float]) ->
 class RamOptions(Section):
     """ram, ram_plus."""
 
-    eps: Positive = 1e-3
+    eps: Positive = CHANGE
     """Smaller changes of a weight count as none."""
     r: NonNegative = 0.1
     """ram_plus: unique changes are scaled by 1 + r clip(shared / unique, 0, alpha)."""
@@ -100,6 +101,9 @@ class Ram(DeltaMethod):
 
     def entrywise(self, params: MergeParams) -> bool:
         return True
+
+    def change_threshold(self, params: MergeParams) -> float:
+        return float(params.settings.ram.eps)
 
     def warnings(self, params: MergeParams, changed: Mapping[str, float | None]) -> list[str]:
         """Warns if nearly all of a specialist's changes are at most eps, and so are ignored."""

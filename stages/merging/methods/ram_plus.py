@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from stages.merging.contract import MergeParams
 from stages.merging.deltas import task_vectors
 from stages.merging.methods.ram import Ram, changed_masks, enlargement, overlap_counts
-from stages.merging.settings import MergeParams
 from stages.records.card import Card
 
 if TYPE_CHECKING:

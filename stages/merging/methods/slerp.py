@@ -6,9 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stages.merging.contract import Merger
+from stages.merging.contract import MergeError, MergeParams, Merger
 from stages.merging.layers import layer_index
-from stages.merging.settings import MergeError, MergeParams
 from stages.records.card import Card
 from stages.runtime.validation import Section, Share
 
@@ -62,6 +61,10 @@ class Slerp(Merger):
     Settings = Settings
     weighted = False
 
+    def check(self, params: MergeParams) -> None:
+        if (models := len(params.weights)) != 2:
+            raise MergeError(f"merge.method slerp merges exactly two models, and `domains` lists {models}; choose another method")
+
     def merge_tensor(
         self,
         name: str,
@@ -71,8 +74,6 @@ class Slerp(Merger):
         rng: Generator,
         totals: Mapping[str, Any] | None,
     ) -> Tensor:
-        if len(models) != 2:
-            raise MergeError(f"merge.method slerp merges exactly two models, got {len(models)}; choose another method")
         t = params.settings.slerp.t
         if params.settings.slerp.gradient:
             t = at_depth(params.settings.slerp.gradient, (layer_index(name) or 0) / max(params.layers - 1, 1))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from stages.merging.contract import MergeParams
 from stages.merging.deltas import DeltaMethod, combine
-from stages.merging.settings import MergeParams, Normalized, Scaled
+from stages.merging.shared_settings import Normalized, Scaled
 from stages.records.card import Card
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Settings(Normalized, Scaled):
-    """normalize null: false."""
+    """Those of params.yaml's section `merge`."""
 
 
 class TaskArithmetic(DeltaMethod):
@@ -33,7 +34,7 @@ class TaskArithmetic(DeltaMethod):
     Settings = Settings
 
     def merged_delta(self, deltas: Tensor, params: MergeParams, rng: Generator, totals: Mapping[str, Any] | None) -> Tensor:
-        return combine(deltas, params.weights, elect=False, normalize=bool(params.settings.normalize), lam=params.settings.lam)
+        return combine(deltas, params.weights, elect=False, normalize=params.settings.normalized, lam=params.settings.lam)
 
     def entrywise(self, params: MergeParams) -> bool:
         return True

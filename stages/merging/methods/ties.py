@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from stages.merging.contract import Merger, blocks
+from stages.merging.contract import MergeParams, Merger, blocks
 from stages.merging.deltas import combine, kept_count, task_vectors
-from stages.merging.settings import MergeParams, Normalized, Scaled, Sparse
+from stages.merging.shared_settings import Normalized, Scaled, Sparse
 from stages.records.card import Card
 from stages.runtime.validation import Section
 
@@ -111,8 +111,7 @@ class TiesOptions(Section):
 
 
 class Settings(Normalized, Scaled, Sparse):
-    """normalize null: true."""
-
+    default_normalize: ClassVar[bool] = True
     ties: TiesOptions = TiesOptions()
 
 
@@ -169,7 +168,7 @@ class Ties(Merger):
             deltas = task_vectors(name, origin, parts)
             for delta, trim in zip(deltas, trims, strict=True):
                 trim.apply(delta, own.start)
-            merged = combine(deltas, params.weights, elect=True, normalize=settings.normalize is not False, lam=settings.lam)
+            merged = combine(deltas, params.weights, elect=True, normalize=settings.normalized, lam=settings.lam)
             assert origin is not None
             yield merged.add_(origin.float())
 

@@ -11,7 +11,7 @@ from stages.reporting.inputs import Inputs
 
 INTRO = (
     "A specialist's task vector is its difference from the fine-tuned policy. Task vectors that change different weights can be "
-    "added; where they overlap, the merge method resolves the conflict. A weight is changed if it moved by more than {eps}."
+    "added; where they overlap, the merge method resolves the conflict."
 )
 
 MATRICES = (
@@ -37,7 +37,8 @@ def _model_table(models: Mapping[str, Any], domains: list[str]) -> Table:
 def merge_section(inputs: Inputs) -> Section:
     merge = inputs.merge
     diagnostics = (merge or {}).get("diagnostics") or {}
-    section = Section("merge", "Merge", INTRO.format(eps=number(diagnostics.get("eps", inputs.params.merge.ram.eps))))
+    threshold = f" A weight is changed if it moved by more than {number(diagnostics['eps'])}." if "eps" in diagnostics else ""
+    section = Section("merge", "Merge", INTRO + threshold)
     if merge is None:
         section.blocks.append(missing("reports/merge.json", "merge"))
         return section

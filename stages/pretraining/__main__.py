@@ -26,7 +26,10 @@ def run(context: StageContext) -> None:
     folder = context.data / "base"
     settings = load_settings(folder / "params.yaml")
 
-    chats = make_corpus(settings, context.root / ".bellwether" / "pretrain", context.params.resources.workers)
+    resources = context.params.resources
+    processes = make_processes(resources, context.team)
+    own = [make_corpus(settings, context.root / ".bellwether" / "pretrain", resources.workers)] if context.main else []
+    (chats,) = processes.gather(own)
     tokenizer = train_tokenizer(tokenizer_texts(chats), settings.vocabulary, settings.max_length)
     chat = Chat(tokenizer)
     samples = [
@@ -34,15 +37,18 @@ def run(context: StageContext) -> None:
         for index, item in enumerate(chats)
     ]
 
-    job = PretrainJob(samples, settings, len(tokenizer), make_processes(context.params.resources))
+    job = PretrainJob(samples, settings, len(tokenizer), processes)
     checkpoints = Checkpoints(context, {"settings": params_hash(settings)})
     history = run_loop(context, checkpoints, job, settings.steps, settings.checkpoint_every, "training")
+    model = job.close()
+    if not context.main:
+        return
 
-    accuracy = answer_accuracy(job.model, [encode(chat, item, settings.max_length) for item in held_out(settings)])
-    for config in (job.model.config, job.model.generation_config):
+    accuracy = answer_accuracy(model, [encode(chat, item, settings.max_length) for item in held_out(settings)])
+    for config in (model.config, model.generation_config):
         config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
     with atomic_files(folder) as partial:
-        job.model.save_pretrained(partial)
+        model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
     write_history(folder / "history.csv", history)
     families = sorted({item.family for item in chats})
@@ -52,7 +58,7 @@ def run(context: StageContext) -> None:
             "samples": {family: sum(item.family == family for item in chats) for family in families},
             "tokens": sum(len(sample.token_ids) for sample in samples),
             "answer_accuracy": accuracy,
-            "parameters": job.model.num_parameters(),
+            "parameters": model.num_parameters(),
             "words": word_list(chats),
         },
     )
@@ -60,4 +66,4 @@ def run(context: StageContext) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(stage_run("pretrain", run, params, open_tracker))
+    raise SystemExit(stage_run("pretrain", run, params, open_tracker, launched=True))

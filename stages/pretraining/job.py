@@ -109,6 +109,7 @@ class PretrainJob:
         self.recent: list[float] = []
         """Answer accuracy of the phase's most recent steps."""
         self.model = build_model(settings, vocabulary)
+        self.trained_model, self.processes = processes.replica(self.model), processes
         optimiser = make_optimiser(processes.place(self.model), settings.learning_rate, settings.weight_decay, betas=(0.9, 0.98))
         rate = warmup_stable_decay(settings.learning_rate, settings.steps, settings.warmup, settings.decay)
         learner = Learner(self.model, optimiser, lambda update: rate(self.place), 1.0, processes)
@@ -138,7 +139,7 @@ class PretrainJob:
         size = self.settings.batch
         batch = sorted(self.samples[self.place * size : (self.place + 1) * size], key=lambda item: -len(item.token_ids))
         total = sum(sum(sample.weights[1:]) for sample in batch)
-        device = self.learners["policy"].processes.device
+        device = self.processes.device
         tokens = self.predicted[self.settings.phase_number(self.place)]
 
         def loss(micro: Sequence[Sample]) -> Iterator[LossTerms]:
@@ -182,6 +183,11 @@ class PretrainJob:
 
     def finished(self) -> bool:
         return self.place >= self.settings.steps
+
+    def close(self) -> Any:
+        """The trained model, whole in every process."""
+        self.processes.refresh(self.trained_model, self.model)
+        return self.trained_model
 
     def state_dict(self) -> dict[str, Any]:
         return {"place": self.place, "recent": self.recent}

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from stages.algorithms.algorithm import Algorithm, resolve
-from stages.algorithms.methods.b_coder import policy_loss, targets, value_loss
+from stages.algorithms.methods.b_coder import policy_loss, returns_to_go, targets, value_loss
 from stages.algorithms.methods.stored_pg import policy_loss as gradient_loss
-from stages.algorithms.parts.offline import OfflineBatch, Scores
+from stages.algorithms.parts.offline import OfflineBatch, Scores, ValueFit
 from stages.algorithms.settings import Rl
 from stages.runtime.validation import ParamsError
 from stages.values.token_q import advantages, bounded, raw_of, standing
@@ -100,6 +100,23 @@ def test_target_of_last_token_is_its_reward() -> None:
         assert found[0, 2] == pytest.approx(-0.3)
         assert found[1, 1] == -1.0
         assert found[0, 1] == pytest.approx(0.9 * value)
+
+
+def test_returns_to_go_by_hand() -> None:
+    """gamma 0.5; rewards 0, 1 and, after the environment's tokens, -0.3: 0.5 (1 - 0.15) = 0.425."""
+    mask = torch.tensor([[True, True, False, True]])
+    found = returns_to_go(torch.tensor([[0.0, 1.0, 0.0, -0.3]]), mask, 0.5)
+    torch.testing.assert_close(found[mask], torch.tensor([0.425, 0.85, -0.3]))
+
+
+def test_correlation_of_value_and_return() -> None:
+    """As torch's from means over tokens, whatever the scale; 0 for a constant value."""
+    generator = torch.Generator().manual_seed(0)
+    earned = torch.randn(50, generator=generator)
+    for value in (3 * earned - 1, torch.randn(50, generator=generator), torch.full((50,), 0.7)):
+        means = {name: float(product.mean()) for name, product in ValueFit(value, earned).moments().items()}
+        expected = torch.corrcoef(torch.stack([value, earned]))[0, 1].nan_to_num()
+        assert ValueFit.correlation(means) == pytest.approx(float(expected), abs=1e-5)
 
 
 def test_operator_is_a_gamma_contraction() -> None:

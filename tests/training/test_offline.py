@@ -87,14 +87,14 @@ def test_every_offline_algorithm_trains_with_its_defaults(make_context, tiny_pol
 
 
 def test_b_coder_learns_to_rank_actions(make_context):
-    """Contract: the value network's TD error falls, R~ ranks a task's successful episode above the failed one, and so does the
-    saved model."""
+    """Contract: the value network's TD error falls, and its values come to correlate with returns; R~ ranks a task's successful
+    episode above the failed one, and so does the saved model."""
     context = offline_context(
         make_context, algorithm="b_coder", steps=40, settings={"per_step": 16, "value_steps": 20, "value_learning_rate": 0.003}
     )
     _, report = run(context)
     assert report["value_td_last"] < report["value_td_first"]
-    assert report["value_td_fall"] == pytest.approx(1 - report["value_td_last"] / report["value_td_first"])
+    assert report["value_correlation_last"] > report["value_correlation_first"] + 0.2
     found = report["recovered"]
     assert found["by_return"]["1"]["reward"] > found["by_return"]["-0.5"]["reward"]
     assert found["accuracy"] > 0.9

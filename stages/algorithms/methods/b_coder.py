@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from stages.algorithms.batch import LossTerms, next_token_values
 from stages.algorithms.card import Card, Composition, OfflineLosses
-from stages.algorithms.parts.offline import Discount, OfflineBatch, OfflineSettings, Scores, required, weighted_sum
+from stages.algorithms.parts.offline import Discount, OfflineBatch, OfflineSettings, Scores, ValueFit, required, weighted_sum
 from stages.algorithms.settings import Rl
 from stages.runtime.validation import Count, NonNegative, ParamsError, Positive
 from stages.values.token_q import advantages, bounded
@@ -70,13 +71,24 @@ def temporal_difference(taken: Tensor, following: Tensor, batch: OfflineBatch, g
     return (taken - targets(batch.rewards, following, batch.mask, gamma)) ** 2
 
 
+def returns_to_go(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
+    """Discounted sum of rewards from each token on [d, T]."""
+    following, returns = torch.zeros_like(rewards[:, 0]), torch.zeros_like(rewards)
+    for place in reversed(range(rewards.shape[1])):
+        following = torch.where(mask[:, place], rewards[:, place] + gamma * following, following)
+        returns[:, place] = following
+    return returns
+
+
 def value_loss(scores: Scores, batch: OfflineBatch, rl: Rl) -> LossTerms:
     """Loss of the value network, with the SFT policy's advantages, which are 0 for its own most likely token."""
     settings: Settings = rl.settings
     value = bounded(required(scores.value), settings.r_max)
     taken = advantages(batch.logprobs_ref, batch.best_ref, settings.alpha) + value
     loss = weighted_sum(temporal_difference(taken, value, batch, settings.gamma), batch.mask, batch.weight)
-    return LossTerms(loss, {"td": loss.detach(), "value": weighted_sum(value.detach(), batch.mask, batch.weight)})
+    pair = ValueFit(value.detach(), returns_to_go(batch.rewards, batch.mask, settings.gamma))
+    sums = {name: weighted_sum(per_token, batch.mask, batch.weight) for name, per_token in pair.moments().items()}
+    return LossTerms(loss, {"td": loss.detach(), **sums})
 
 
 def policy_loss(scores: Scores, batch: OfflineBatch, rl: Rl) -> LossTerms:

@@ -6,6 +6,8 @@ micro-batches changes nothing.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -101,6 +103,35 @@ def required(scores: Tensor | None) -> Tensor:
     if scores is None:
         raise ValueError("an offline loss reads scores that were not computed")
     return scores
+
+
+@dataclass(frozen=True)
+class ValueFit:
+    """Values and what was earned after them, [B, T] each, whose correlation says what a value network has learned. Its
+    temporal-difference error does not: with gamma 1, the squared errors of a network that knows no more than the mean return add
+    up to the variance of returns, and so do those of one that learns the outcome token by token."""
+
+    value: Tensor
+    earned: Tensor
+
+    def moments(self) -> dict[str, Tensor]:
+        """Products whose means over tokens `correlation` reads, [B, T] each."""
+        value, earned = self.value.double(), self.earned.double()
+        return {
+            "value": value,
+            "earned": earned,
+            "value_squared": value**2,
+            "earned_squared": earned**2,
+            "value_earned": value * earned,
+        }
+
+    @staticmethod
+    def correlation(means: Mapping[str, float]) -> float:
+        """Pearson's correlation from the means of `moments`; 0 where one of the two does not vary."""
+        covariance = means["value_earned"] - means["value"] * means["earned"]
+        variances = (means[f"{name}_squared"] - means[name] ** 2 for name in ("value", "earned"))
+        scale = math.sqrt(math.prod(max(variance, 0.0) for variance in variances))
+        return covariance / scale if scale > 1e-6 else 0.0
 
 
 def weighted_sum(per_token: Tensor, mask: Tensor, weight: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from stages.agent.logprobs import predicting_states, token_scores
 from stages.agent.policy import Policy
 from stages.algorithms.algorithm import Algorithm
 from stages.algorithms.batch import LossTerms, next_token_values
-from stages.algorithms.parts.offline import OfflineBatch, Scores, required
+from stages.algorithms.parts.offline import OfflineBatch, Scores, ValueFit, required
 from stages.environments.protocol import Domain
 from stages.records.episode import read_tasks
 from stages.seeding import seed_torch
@@ -196,15 +196,13 @@ class OfflineJob(RlJob):
 
     def finish(self, step: int, sums: Mapping[str, Sums]) -> dict[str, float]:
         ((name, statistics),) = sums.items()
-        prefix = "value_" if name == "value" else ""
-        row = {
-            f"{prefix}{key}" if key != "value" else key: number
-            for key, number in statistics.items()
-            if key not in ("grad_norm", "updates")
-        }
         rate = self.learners[name].schedule(self.learners[name].updates - 1)
-        row |= {"stored": float(len(self.step_rows[step])), f"{prefix}grad_norm": statistics["grad_norm"], f"{prefix}lr": rate}
-        return row
+        row = {"stored": float(len(self.step_rows[step]))}
+        if name == "value":
+            kept = {"value": statistics["value"], "value_correlation": ValueFit.correlation(statistics)}
+            kept |= {f"value_{key}": statistics[key] for key in ("loss", "td", "grad_norm") if key in statistics}
+            return row | kept | {"value_lr": rate}
+        return row | {key: number for key, number in statistics.items() if key != "updates"} | {"lr": rate}
 
     def gather_weights(self) -> None:
         super().gather_weights()
@@ -223,17 +221,14 @@ class OfflineJob(RlJob):
     def report(self, history: History) -> dict[str, Any]:
         """The episodes and tokens used, and, for a method with values, how R~ ranks the SFT policy's own episodes."""
         used = {kind: sum(episode.kind == kind for episode in self.episodes) for kind in KINDS}
-        value_td = window_means(history, "value_td")
-        first = value_td.get("value_td_first")
-        fall = {"value_td_fall": 1 - value_td["value_td_last"] / first} if first else {}
         return {
             "environment_steps": 0,
             "stored": {kind: len(self.dataset[kind]) for kind in KINDS},
             "used": used,
             **self.ledger.metrics(),
             **({"recovered": self.recovered()} if self.value is not None else {}),
-            **value_td,
-            **fall,
+            **window_means(history, "value_td"),
+            **window_means(history, "value_correlation"),
             **window_means(history, "td"),
         }
 

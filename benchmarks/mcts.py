@@ -168,11 +168,11 @@ def annotation(options: Options) -> list[dict[str, float]]:
 
 def _annotated(tasks: SearchTasks, params: Any, model: Any, engine: Any, chat: Any, seed: int) -> dict[str, float]:
     from stages.agent.rollout import EnvironmentPool
+    from stages.annotation.derived import value_head
     from stages.annotation.labels import label_rows
     from stages.annotation.pairs import pair_rows
     from stages.annotation.paths import value_paths
     from stages.annotation.search import Search
-    from stages.annotation.units import value_head
     from stages.engine.attention import use_attention
     from stages.values.fitting import TaskSplit
     from stages.values.step_value import StepValueModel, fit

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from stages import params
-from stages.annotation.forest import search_trees
+from stages.annotation.forest import choose_tasks, search_trees
 from stages.annotation.labels import LABEL_SCHEMA, label_rows
 from stages.annotation.nodes import node_schema
 from stages.annotation.pairs import PAIR_SCHEMA, pair_rows
 from stages.annotation.settings import Annotate
-from stages.annotation.summary import choose_tasks, summary
+from stages.annotation.summary import summary
 from stages.environments.registry import open_domain
 from stages.records.episode import read_json, read_tasks, write_json, write_table
 from stages.runtime.checkpoints import Checkpoints

@@ -15,15 +15,15 @@ from stages import params
 from stages.agent.player import EngineSettings
 from stages.engine.engine import Sampling
 from stages.environments.registry import open_domain
-from stages.evaluation.judges import judged
 from stages.evaluation.panels import EVALUATION_SCHEMA, Job, Outcome, Settings, load_panels, play, unload
 from stages.evaluation.plan import model_folders, plan_jobs
+from stages.evaluation.scorers import scored_domains
 from stages.evaluation.summary import csv_lines, headline, report
 from stages.records.episode import write_json, write_table
 from stages.runtime.checkpoints import Checkpoints
-from stages.runtime.domains import keep_only
 from stages.runtime.files import atomic_text
 from stages.runtime.stage import StageContext, stage_run
+from stages.runtime.unlisted_domains import keep_only
 from stages.tracking import flatten, open_tracker
 
 
@@ -82,7 +82,7 @@ def run(context: StageContext) -> None:
 
     # Play: every model on the panels of its domains.
     folders = model_folders(context)
-    domains = {name: judged(context.data / "models", params.domains, name.partition("+")[2]) for name in folders}
+    domains = {name: scored_domains(context.data / "models", params.domains, name.partition("+")[2]) for name in folders}
     jobs_by_model = plan_jobs(context, panels, folders, domains)
     settings = Settings(
         seed=params.seed,

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stages import params
-from stages.runtime.domains import keep_only
 from stages.runtime.files import atomic_text
 from stages.runtime.stage import StageContext, stage_run
+from stages.runtime.unlisted_domains import keep_only
 from stages.tracking import open_tracker
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from stages.algorithms.parts.horizon import limits
 from stages.algorithms.registry import composition, learns_token_values
 from stages.algorithms.resolve import resolve_section
 from stages.algorithms.settings import Rl
+from stages.annotation.derived import q_is_return, uses_value_model, value_head
 from stages.annotation.settings import Annotate
-from stages.annotation.units import q_is_return, uses_value_model, value_head
 from stages.curation.settings import Curate
 from stages.evaluation.settings import Evaluate
 from stages.merging.contract import MergeError

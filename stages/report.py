@@ -12,9 +12,9 @@ from stages.reporting.blocks import Section
 from stages.reporting.episodes import browser_data
 from stages.reporting.inputs import load_inputs
 from stages.reporting.page import DETAILS, SUMMARY, render_page
-from stages.runtime.domains import keep_only
 from stages.runtime.files import atomic_text
 from stages.runtime.stage import StageContext, stage_run
+from stages.runtime.unlisted_domains import keep_only
 from stages.tracking import open_tracker
 
 FOLDERS = ["data/rollouts", "data/annotated", "data/rl", "reports/curate", "reports/rollout", "reports/annotate", "reports/rl"]

@@ -14,7 +14,7 @@ import numpy as np
 from stages import params, seeding
 from stages.engine.engine import Sampling
 from stages.environments.registry import open_domain
-from stages.evaluation.rollouts import successes, summary
+from stages.evaluation.attempts import successes, summary
 from stages.records.episode import Episode, TurnRecord, episode_row, read_tasks, write_episodes, write_json
 from stages.records.sections import params_hash
 from stages.records.task import Task

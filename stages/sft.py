@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from stages import params
 from stages.records.episode import IMPORTED, Episode, read_episodes, read_tasks, write_json
 from stages.runtime.checkpoints import Checkpoints
-from stages.runtime.domains import keep_only
 from stages.runtime.stage import StageContext, stage_run
+from stages.runtime.unlisted_domains import keep_only
 from stages.seeding import permutation
 from stages.tracking import open_tracker
 from stages.training.settings import Sft

@@ -186,7 +186,7 @@ def test_joining_stages_list_domains_and_remove_unlisted_ones() -> None:
     for stage, entry in pipeline().items():
         if joined & set(paths(entry, "deps")):
             assert "domains" in parameters(stage), stage
-            assert module_path("stages.runtime.domains") in imports(Path("stages") / f"{stage}.py"), (
+            assert module_path("stages.runtime.unlisted_domains") in imports(Path("stages") / f"{stage}.py"), (
                 f"{stage} must call domains.keep_only"
             )
 

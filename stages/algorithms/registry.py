@@ -8,7 +8,7 @@ import pkgutil
 
 from stages.algorithms import methods
 from stages.algorithms.card import Card, Composition
-from stages.runtime.installed import Group, place
+from stages.runtime.entry_points import Group, place
 from stages.runtime.validation import ParamsError
 
 GROUP = Group("bellwether.algorithms", "rl.algorithm")

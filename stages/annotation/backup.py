@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from stages.annotation import units
+from stages.annotation import derived
 from stages.annotation.selection import critic_ranks, mixed
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def mix_critic(q: Sequence[float], priors: Sequence[float], values: Sequence[flo
     """Q of siblings mixed with the critic's 1/rank, in the tree's units; siblings without a model value rank last."""
     evaluation = params.evaluation
     criteria = priors if evaluation.critic == "prior" else [-math.inf if value is None else value for value in values]
-    lowest = units.lowest_value(params)
-    scale = units.highest_value(params) - lowest
+    lowest = derived.lowest_value(params)
+    scale = derived.highest_value(params) - lowest
     ranks = critic_ranks(criteria)
     return [mixed(own, lowest + scale * rank, evaluation.critic_share) for own, rank in zip(q, ranks, strict=True)]

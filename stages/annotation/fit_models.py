@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from stages.annotation.derived import value_head, value_range
 from stages.annotation.settings import Annotate
-from stages.annotation.units import value_head, value_range
 from stages.engine.attention import use_attention
 from stages.records.episode import read_episodes
 from stages.runtime.spans import span

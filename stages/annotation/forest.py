@@ -1,26 +1,55 @@
-"""Grows the search trees of many tasks, in chunks, with a checkpoint per tree."""
+"""Chooses tasks and grows their search trees, in chunks, with a checkpoint per tree."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from stages.annotation.derived import uses_value_model
 from stages.annotation.settings import Annotate
-from stages.annotation.summary import Forest
-from stages.annotation.units import uses_value_model
 from stages.environments.protocol import Domain
 from stages.records.episode import read_rows
 from stages.records.task import Task
 from stages.runtime.checkpoints import Checkpoints
 from stages.runtime.shards import Shard
 from stages.runtime.stage import StageContext
-from stages.seeding import key64
+from stages.seeding import key64, permutation
 
 if TYPE_CHECKING:
     from stages.agent.player import Player
     from stages.annotation.search import Reader, Search
     from stages.annotation.tree import Tree
+
+
+@dataclass(frozen=True)
+class Forest:
+    """Finished trees as node rows, and each tree's costs."""
+
+    rows: list[dict[str, Any]]
+    costs: list[dict[str, Any]]
+    """Per tree: task_id, iterations and the counters of `Tree`."""
+
+    @classmethod
+    def of(cls, trees: Sequence[Tree]) -> Forest:
+        rows = [row for tree in trees for row in tree.rows()]
+        return cls(rows, [{"task_id": tree.task_id, "iterations": tree.iterations, **tree.counters} for tree in trees])
+
+    def __add__(self, other: Forest) -> Forest:
+        return Forest(self.rows + other.rows, self.costs + other.costs)
+
+
+def choose_tasks(tasks: Sequence[Task], difficulty: Mapping[str, float], count: int, seed: int) -> list[Task]:
+    """`count` of the tasks, sorted by id: first those the policy sometimes solves (0 < success rate < 1), then those never tried,
+    then the rest; shuffled within each group."""
+
+    def rank(task: Task) -> int:
+        share = difficulty.get(task.task_id)
+        return 1 if share is None else (0 if 0.0 < share < 1.0 else 2)
+
+    shuffled = permutation(sorted(tasks, key=lambda task: task.task_id), seed, "annotate_tasks")
+    return sorted(sorted(shuffled, key=rank)[:count], key=lambda task: task.task_id)
 
 
 def grow_forest(

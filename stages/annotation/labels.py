@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from stages.annotation.derived import pools_rollouts, reward_scale
 from stages.annotation.nodes import Row, children_of, ended, path_to, totals_of, tree_values, trees_of
 from stages.annotation.pooling import pooled_values
-from stages.annotation.units import pools_rollouts, reward_scale
 
 if TYPE_CHECKING:
     from stages.annotation.settings import Annotate

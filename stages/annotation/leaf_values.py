@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from stages.annotation.derived import value_head
 from stages.annotation.tree import returns_to_go
-from stages.annotation.units import value_head
 from stages.engine.attention import use_attention
 from stages.values.step_value import FitReport, StepValueModel, ValuePath, fit
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from stages.annotation.backup import backed_up, mix_critic
-from stages.annotation.units import rollouts_only
+from stages.annotation.derived import rollouts_only
 from stages.records.episode import NODE_SCHEMA
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from stages.annotation.derived import unscaled_return
 from stages.annotation.labels import node_values
 from stages.annotation.nodes import Row, children_of, ended, path_to, totals_of, tree_values, trees_of
-from stages.annotation.units import unscaled_return
 from stages.values.step_value import ValuePath
 
 if TYPE_CHECKING:

@@ -16,10 +16,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from stages.annotation.derived import evaluates_children, uses_value_model
+from stages.annotation.requests import SearchPlan, TurnRequest, ValueRequest
 from stages.annotation.solutions import flat, omega
+from stages.annotation.stopping import stopped
 from stages.annotation.tree import Tree
-from stages.annotation.units import evaluates_children, uses_value_model
-from stages.annotation.work import SearchPlan, TurnRequest, ValueRequest, stopped
 
 if TYPE_CHECKING:
     from stages.annotation.tree import Edge

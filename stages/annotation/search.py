@@ -22,11 +22,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stages.agent.environment_pool import result_of
+from stages.annotation.derived import scaled_return, uses_value_model
 from stages.annotation.plans import search_plan
 from stages.annotation.prefixes import CACHED_TOKENS, PrefixStore
+from stages.annotation.requests import SearchPlan, TurnRequest, ValueRequest
 from stages.annotation.tree import Edge, Tree
-from stages.annotation.units import scaled_return, uses_value_model
-from stages.annotation.work import SearchPlan, TurnRequest, ValueRequest
 from stages.engine.engine import Engine, Sampling, Turn
 from stages.environments.protocol import Environment
 from stages.records.task import SUCCESS_TERM, Task, opening

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from stages.annotation.units import lowest_value, unvisited_rule
+from stages.annotation.derived import lowest_value, unvisited_rule
 
 if TYPE_CHECKING:
     from random import Random

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from stages.annotation.units import (
+from stages.annotation.derived import (
     SOLUTION_RULES,
     UNSCORED_RULES,
     evaluates_children,

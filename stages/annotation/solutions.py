@@ -15,9 +15,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from stages.annotation.requests import SearchPlan, TurnRequest
 from stages.annotation.selection import omega_score
+from stages.annotation.stopping import spent, stopped
 from stages.annotation.tree import Tree
-from stages.annotation.work import SearchPlan, TurnRequest, spent, stopped
 
 if TYPE_CHECKING:
     from stages.annotation.tree import Edge

@@ -4,42 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stages.annotation.nodes import ended, trees_of
-from stages.annotation.tree import Tree
-from stages.records.task import Task
-from stages.seeding import permutation
 
-
-@dataclass(frozen=True)
-class Forest:
-    """Finished trees as node rows, and each tree's costs."""
-
-    rows: list[dict[str, Any]]
-    costs: list[dict[str, Any]]
-    """Per tree: task_id, iterations and the counters of `Tree`."""
-
-    @classmethod
-    def of(cls, trees: Sequence[Tree]) -> Forest:
-        rows = [row for tree in trees for row in tree.rows()]
-        return cls(rows, [{"task_id": tree.task_id, "iterations": tree.iterations, **tree.counters} for tree in trees])
-
-    def __add__(self, other: Forest) -> Forest:
-        return Forest(self.rows + other.rows, self.costs + other.costs)
-
-
-def choose_tasks(tasks: Sequence[Task], difficulty: Mapping[str, float], count: int, seed: int) -> list[Task]:
-    """`count` of the tasks, sorted by id: first those the policy sometimes solves (0 < success rate < 1), then those never tried,
-    then the rest; shuffled within each group."""
-
-    def rank(task: Task) -> int:
-        share = difficulty.get(task.task_id)
-        return 1 if share is None else (0 if 0.0 < share < 1.0 else 2)
-
-    shuffled = permutation(sorted(tasks, key=lambda task: task.task_id), seed, "annotate_tasks")
-    return sorted(sorted(shuffled, key=rank)[:count], key=lambda task: task.task_id)
+if TYPE_CHECKING:
+    from stages.annotation.forest import Forest
 
 
 def summary(

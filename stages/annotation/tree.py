@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from stages.annotation import units
+from stages.annotation import derived
 from stages.annotation.backup import backed_up, mix_critic
 from stages.annotation.selection import Arm, exploration, select, virtual
 from stages.records.task import SUCCESS_TERM, succeeded
@@ -110,7 +110,7 @@ class Tree:
         that it drops, and a value model its evaluations."""
         if params.expansion.kind == "eager":
             self.counters |= {"refused_draws": 0, "duplicate_draws": 0}
-        if units.uses_value_model(params.evaluation):
+        if derived.uses_value_model(params.evaluation):
             self.counters["values_read"] = 0
         self._by_action: dict[tuple[int, tuple[int, ...]], int] = {}
 
@@ -155,7 +155,7 @@ class Tree:
         """The child that selection prefers."""
         params = self.params
         arms = [virtual(params, arm, child.pending) for arm, child in zip(self.arms(children), children, strict=True)]
-        drawing = params.selection.rule == "random" or units.unvisited_rule(params) == "random"
+        drawing = params.selection.rule == "random" or derived.unvisited_rule(params) == "random"
         key = (self.seed, "annotate", self.task_id, "select", self.iterations, number, node.path)
         c = exploration(params, self.iterations)
         place = select(arms, node.N + node.pending, params, c, stream(*key) if drawing else None)
@@ -206,7 +206,7 @@ class Tree:
 
     def scaled_return(self, total: float, cut: bool) -> float:
         """An episode's return in the tree's units; `annotate.cut_return`, if set, for an episode that a limit `cut`."""
-        return self.params.cut_return if cut and self.params.cut_return is not None else units.scaled_return(self.params, total)
+        return self.params.cut_return if cut and self.params.cut_return is not None else derived.scaled_return(self.params, total)
 
     def back_up(self, index: int, value: float) -> None:
         """Add a visit of `value` to a node and its ancestors."""
@@ -251,14 +251,14 @@ class Tree:
         if node.ended:
             return node.edge.reward if from_here else self.scaled_return(node.total, node.edge.truncated)
         if node.model_value is None:
-            return units.lowest_value(self.params)
+            return derived.lowest_value(self.params)
         return node.edge.reward + self.params.gamma * (node.model_value - node.total) if from_here else node.model_value
 
     def _add_unvisited(self, parent: int, edge: Edge, iteration: int) -> int:
         child = self.nodes[self._add(parent, edge, iteration)]
         if child.ended:
             child.n_rollouts, child.n_success = 1, int(child.succeeded)
-            if units.uses_value_model(self.params.evaluation):
+            if derived.uses_value_model(self.params.evaluation):
                 child.model_value = self.scaled_return(child.total, child.edge.truncated)
         return child.index
 
@@ -307,7 +307,7 @@ class Tree:
             "R2": node.R2,
         }
         more = {"W2": node.W2, "model_value": node.model_value, "drawn": node.drawn, "accepted": node.edge.accepted}
-        return row if units.rollouts_only(self.params) else row | more
+        return row if derived.rollouts_only(self.params) else row | more
 
 
 def normalize_action(action: str) -> str:

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from stages.annotation.derived import uses_value_model
 from stages.annotation.nodes import Row
 from stages.annotation.search import Search
 from stages.annotation.tree import normalize_action
-from stages.annotation.units import uses_value_model
 from stages.claims.known_tree import Chat, FakeEngine, Pool, actions_in, task, value
 from stages.claims.label_metrics import score_labels
 from stages.claims.step_credit import policy_table

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from stages.environments.protocol import Domain, DomainSettings, Environment, Observation, Step
-from stages.runtime.installed import Group, place
+from stages.runtime.entry_points import Group, place
 from stages.runtime.validation import ParamsError, explain
 
 GROUP = Group("bellwether.domains", "domain")

@@ -74,7 +74,7 @@ class BestOf:
     by: str
     """q | value | logprob | vote."""
     n: int
-    judges: Path
+    scorers: Path
     """q: the folder with each domain's Q-model; value: that with each domain's policy and its values."""
     reference: Path
     """q: the policy that Q-models were made from."""
@@ -84,16 +84,16 @@ class BestOf:
     @classmethod
     def of(cls, by: str, evaluate: Evaluate, models: Path) -> BestOf:
         """As `evaluate` in params.yaml has it, with what lies in the folder `models`."""
-        judges, best_of = models / ("rl" if by == "value" else "q"), evaluate.best_of
-        return cls(by, best_of.n, judges, models / "sft", best_of.per_token and by in ("value", "logprob"))
+        scorers, best_of = models / ("rl" if by == "value" else "q"), evaluate.best_of
+        return cls(by, best_of.n, scorers, models / "sft", best_of.per_token and by in ("value", "logprob"))
 
     def hash(self, policy_hash: str, domains: Sequence[str]) -> str:
         """16 hex digits that name a model together with how it chooses."""
         read = domains if self.by in ("q", "value") else []
-        files = [file for domain in read for file in sorted((self.judges / domain).rglob("*")) if file.is_file()]
+        files = [file for domain in read for file in sorted((self.scorers / domain).rglob("*")) if file.is_file()]
         digest = hashlib.sha256(f"{policy_hash}+{self.by}{self.n}{' per token' * self.per_token}".encode())
         for file in files:
-            digest.update(file.relative_to(self.judges).as_posix().encode())
+            digest.update(file.relative_to(self.scorers).as_posix().encode())
             with file.open("rb") as handle:
                 while block := handle.read(1 << 22):
                     digest.update(block)
@@ -233,11 +233,11 @@ def ranking(best_of: BestOf, domain: str, device: str) -> Ranking | None:
     if best_of.by == "q":
         from stages.values.q_model import load_q_model
 
-        rank = by_scorer(load_q_model(best_of.judges / domain, best_of.reference, device))
+        rank = by_scorer(load_q_model(best_of.scorers / domain, best_of.reference, device))
     if best_of.by == "value":
         from stages.values.token_q import load_token_q
 
-        rank = by_scorer(load_token_q(best_of.judges / domain, device))
+        rank = by_scorer(load_token_q(best_of.scorers / domain, device))
     return per_token(rank) if best_of.per_token else rank
 
 

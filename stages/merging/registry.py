@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from stages.merging import methods
 from stages.merging.contract import MergeError, MergeParams, Merger
 from stages.records.card import Card
-from stages.runtime.installed import Group, place
+from stages.runtime.entry_points import Group, place
 from stages.runtime.validation import ParamsError, explain
 
 GROUP = Group("bellwether.mergers", "merge.method")

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from stages.annotation.derived import highest_value, lowest_value
 from stages.annotation.labels import hard, has_enough_visits, node_q
 from stages.annotation.nodes import Row, children_of, ended, path_to, tree_values
-from stages.annotation.units import highest_value, lowest_value
 from stages.reporting.figures.data import short
 from stages.reporting.figures.trees import most_visited_path
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from stages.annotation.derived import highest_value, lowest_value
 from stages.annotation.nodes import Row, trees_of
 from stages.annotation.selection import softmax
-from stages.annotation.units import highest_value, lowest_value
 from stages.reporting.blocks import rounded
 from stages.reporting.figures.data import short
 from stages.reporting.figures.trees import example_tree

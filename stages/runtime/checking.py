@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stages.runtime.command import command
-from stages.runtime.installed import described, place
+from stages.runtime.entry_points import described, place
 from stages.runtime.validation import ParamsError
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from stages.agent.best_of_n import Ranking, by_logprob
 from stages.agent.model_names import model_names, resolve_model
-from stages.evaluation.judges import LACKING, judges
 from stages.evaluation.panels import BestOf, ranking
+from stages.evaluation.scorers import LACKING, scorers
 from stages.params import Params
 from stages.runtime.validation import ParamsError
 
@@ -51,7 +51,7 @@ def variants(root: Path, params: Params, name: str) -> dict[str, Variant]:
 
     found = {"": PLAIN, "+logprob": variant("logprob"), "+vote": variant("vote")}
     own = name.partition("@")[2] if name in model_names(params.domains) else ""
-    for by, domains in judges(root / "data" / "models", params.domains).items():
+    for by, domains in scorers(root / "data" / "models", params.domains).items():
         of_domain = {domain: variant(by, domain) for domain in domains}
         if own in of_domain or len(of_domain) == 1:
             found[f"+{by}"] = of_domain.get(own) or next(iter(of_domain.values()))

@@ -14,7 +14,7 @@ from tiny import make_tiny_policy
 from toy_environment import CountingEnvironment, toy_tasks
 
 from stages import rollout
-from stages.evaluation.rollouts import successes, summary
+from stages.evaluation.attempts import successes, summary
 from stages.params import parse_params
 from stages.records.episode import Episode, TurnRecord, read_episodes, write_tasks
 from stages.runtime.shards import Shard

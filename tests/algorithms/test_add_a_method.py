@@ -44,7 +44,7 @@ def test_one_module_registers_a_method(added: None, make_batch) -> None:
 
 
 def test_methods_of_other_packages_are_found_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    from stages.runtime import installed
+    from stages.runtime import entry_points
 
     class Entry:
         value = "outside"
@@ -56,6 +56,6 @@ def test_methods_of_other_packages_are_found_by_entry_point(monkeypatch: pytest.
         assert group == "bellwether.algorithms"
         return {"outside": Entry()}
 
-    monkeypatch.setattr(installed, "_installed", found)
+    monkeypatch.setattr(entry_points, "_installed", found)
     assert "outside" in names()
     assert composition("outside").card.slug == "gpg"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from stages.annotation.derived import uses_value_model
 from stages.annotation.search import Search
 from stages.annotation.settings import Annotate
 from stages.annotation.tree import Tree
-from stages.annotation.units import uses_value_model
 from stages.claims.known_tree import Chat, ExactReader, FakeEngine, Pool, task
 
 SIGNED: dict[str, Any] = {"reward_range": [-1.0, 1.0]}

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from stages import annotate
+from stages.annotation.forest import choose_tasks
 from stages.annotation.labels import label_rows
 from stages.annotation.nodes import node_schema
 from stages.annotation.pairs import pair_rows
 from stages.annotation.search import Search
 from stages.annotation.settings import Annotate
-from stages.annotation.summary import choose_tasks
 from stages.environments.protocol import Observation, Step
 from stages.params import parse_params
 from stages.records.episode import NODE_SCHEMA, read_json, read_rows, write_json, write_table, write_tasks

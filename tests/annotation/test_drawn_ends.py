@@ -11,9 +11,9 @@ from tabular import SIGNED, grow
 from stages.annotation.labels import label_rows
 from stages.annotation.pairs import pair_rows
 from stages.annotation.plans import eager
+from stages.annotation.requests import ValueRequest
 from stages.annotation.settings import Annotate
 from stages.annotation.tree import Edge, Tree
-from stages.annotation.work import ValueRequest
 
 EAGER: dict[str, Any] = {"expansion": {"kind": "eager"}, "labels": {"q": "tree"}}
 MODEL: dict[str, Any] = {**EAGER, "evaluation": {"kind": "value_model"}}

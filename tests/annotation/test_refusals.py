@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from stages.annotation.derived import q_range, value_head, value_range
 from stages.annotation.settings import Annotate
-from stages.annotation.units import q_range, value_head, value_range
 from stages.params import ParamsError, check_domains, parse_params
 
 EAGER = {"kind": "eager"}

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from tabular import SIGNED, grow
 
+from stages.annotation.derived import lowest_value
 from stages.annotation.labels import first_error, label_rows
 from stages.annotation.nodes import node_schema, tree_values
 from stages.annotation.pairs import pair_rows
 from stages.annotation.plans import lazy
+from stages.annotation.requests import TurnRequest
 from stages.annotation.search import Search
 from stages.annotation.settings import Annotate
 from stages.annotation.solutions import omega
 from stages.annotation.tree import Edge, Tree
-from stages.annotation.units import lowest_value
-from stages.annotation.work import TurnRequest
 from stages.claims.known_tree import (
     ARMS,
     DEPTH,

@@ -25,18 +25,20 @@ DELEGATE = "return section_of(self, name, domain)"
 """Body of Params.section, which delegates to a listed part."""
 LISTED_BY_KEY = {"PerDomain", "Resources", "ShardParams", "EngineParams", "Report"}
 """Sections whose keys dvc.yaml lists one by one, which params.yaml must then have; report depends on all of stages/."""
-MOVE = "no stage depends on this file (head of dvc.yaml): move it into a part that dvc.yaml lists (as stages/annotation/units.py)"
+MOVE = (
+    "no stage depends on this file (head of dvc.yaml): move it into a part that dvc.yaml lists (as stages/annotation/derived.py)"
+)
 WHOLE = "writes a complete file or none, whatever its content"
 ALLOWED_IMPORTS = {
     "stages.runtime.checkpoints.Checkpoints": "an output is the same with and without them",
-    "stages.runtime.domains.keep_only": "stages read the domains that params.yaml lists, whatever else there is",
+    "stages.runtime.unlisted_domains.keep_only": "stages read the domains that params.yaml lists, whatever else there is",
     "stages.runtime.files.atomic_bytes": WHOLE,
     "stages.runtime.files.atomic_file": WHOLE,
     "stages.runtime.files.atomic_files": WHOLE,
     "stages.runtime.files.atomic_folder": WHOLE,
     "stages.runtime.files.atomic_text": WHOLE,
-    "stages.runtime.installed.Group": "finds plugins, whose changes are tracked separately (docs/dvc.md)",
-    "stages.runtime.installed.place": "a message",
+    "stages.runtime.entry_points.Group": "finds plugins, whose changes are tracked separately (docs/dvc.md)",
+    "stages.runtime.entry_points.place": "a message",
     "stages.runtime.parent.die_with_parent": "ends a process",
     "stages.runtime.progress.Progress": "shows progress",
     "stages.runtime.shards.Shard": "which chunks a process computes; the bytes are the same without shards",

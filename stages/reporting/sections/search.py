@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stages.annotation.units import highest_value, lowest_value
+from stages.annotation.derived import highest_value, lowest_value
 from stages.reporting.blocks import (
     Block,
     Drawing,

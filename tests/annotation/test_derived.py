@@ -10,6 +10,7 @@ import pytest
 from tabular import grow
 
 from stages.annotation.calibration import calibration
+from stages.annotation.derived import scaled_return, unscaled_return
 from stages.annotation.labels import best_values
 from stages.annotation.nodes import tree_values
 from stages.annotation.paths import value_paths
@@ -17,7 +18,6 @@ from stages.annotation.search import Search
 from stages.annotation.selection import Arm, virtual
 from stages.annotation.settings import Annotate
 from stages.annotation.tree import Edge, Tree
-from stages.annotation.units import scaled_return, unscaled_return
 from stages.claims.known_tree import Chat, FakeEngine, Pool, task
 
 MODEL: dict[str, Any] = {"expansion": {"kind": "eager"}, "evaluation": {"kind": "value_model"}, "labels": {"q": "tree"}}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.runtime.domains import keep_only
+from stages.runtime.unlisted_domains import keep_only
 
 
 def test_entries_of_unlisted_domains_are_removed_and_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

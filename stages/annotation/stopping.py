@@ -1,38 +1,13 @@
-"""Requests of a search plan: policy turns and values. Also when a plan stops."""
+"""When a search plan stops growing its tree."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from stages.annotation.units import highest_value, lowest_value
+from stages.annotation.derived import highest_value, lowest_value
 
 if TYPE_CHECKING:
-    from stages.annotation.tree import Edge, Tree
-
-
-@dataclass(frozen=True)
-class TurnRequest:
-    """Policy turns from a node: a rollout to the end, a `draw` of only the next action, or a few greedy turns `ahead`."""
-
-    start: int
-    number: int
-    """Index of the node's rollout or draw; keys its random stream."""
-    kind: Literal["rollout", "draw", "ahead"] = "rollout"
-    turns: int | None = None
-    """At most; None: to the end."""
-
-
-@dataclass(frozen=True)
-class ValueRequest:
-    """Nodes whose histories the value model evaluates into `model_value`."""
-
-    nodes: tuple[int, ...]
-
-
-SearchPlan = Generator[list[TurnRequest] | ValueRequest, list[list["Edge"]], None]
-"""Yields requests to run as one batch; receives each turn request's edges, in order ([] for a value request)."""
+    from stages.annotation.tree import Tree
 
 
 def stopped(tree: Tree) -> bool:

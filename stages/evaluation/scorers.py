@@ -11,7 +11,7 @@ LACKING = {
 }
 
 
-def judges(models: Path, domains: Sequence[str]) -> dict[str, list[str]]:
+def scorers(models: Path, domains: Sequence[str]) -> dict[str, list[str]]:
     """q, value -> those of `domains` with such a model in the folder `models` (data/models)."""
     from stages.values.q_model import q_model_kind
     from stages.values.token_q import has_token_q
@@ -22,10 +22,10 @@ def judges(models: Path, domains: Sequence[str]) -> dict[str, list[str]]:
     }
 
 
-def judged(models: Path, domains: Sequence[str], choice: str) -> list[str]:
+def scored_domains(models: Path, domains: Sequence[str], choice: str) -> list[str]:
     """The domains whose panels a model with this choice among actions plays ("": no choice): those with a Q-model or token
     values if it needs them, else all. Raises FileNotFoundError if there are none."""
-    found = judges(models, domains)[choice] if choice in LACKING else list(domains)
+    found = scorers(models, domains)[choice] if choice in LACKING else list(domains)
     if not found:
         raise FileNotFoundError(f"evaluate.models: +{choice} finds no model to rank actions in {models}. {LACKING[choice]}")
     return found

@@ -21,6 +21,7 @@ from stages.agent.environment_pool import EnvironmentPool, result_of
 from stages.agent.rounds import Group, Rounds
 from stages.engine.engine import Engine, Sampling, Turn
 from stages.environments.protocol import Step
+from stages.records.actions import action_key
 from stages.records.episode import Episode, Owner, TurnRecord
 from stages.records.task import Task, opening
 from stages.records.thinking import ParsedTurn
@@ -45,11 +46,6 @@ def turn_key(labels: Labels, task_id: str, attempt: int, turn: int) -> int:
 def attempts(tasks: Iterable[Task], count: int, first: int = 0) -> list[EpisodeRequest]:
     """`count` requests per task, in one group each, numbered from `first`."""
     return [EpisodeRequest(task, first + index, task.task_id) for task in tasks for index in range(count)]
-
-
-def action_key(action: str) -> str:
-    """Normalised action, equal for actions that differ only in case or white space."""
-    return " ".join(action.lower().split())
 
 
 class _Inline:

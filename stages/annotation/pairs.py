@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from stages.annotation.labels import has_enough_visits, node_q, steps_to
 from stages.annotation.nodes import Row, children_of, ended, path_to, totals_of, trees_of
-from stages.annotation.tree import normalize_action
+from stages.records.actions import action_key
 
 if TYPE_CHECKING:
     from stages.annotation.settings import Annotate
@@ -118,7 +118,7 @@ class _RatedTree:
         rule, margin = self.params.pairs, self.q[win] - self.q[lose]
         if margin <= 0 or margin < rule.min_margin or (rule.rule == "threshold" and margin == rule.min_margin):
             return False
-        actions = normalize_action(self.tree[win]["action"]), normalize_action(self.tree[lose]["action"])
+        actions = action_key(self.tree[win]["action"]), action_key(self.tree[lose]["action"])
         if edit_distance(*actions, rule.min_edit_distance) < rule.min_edit_distance:
             return False
         return not rule.continuation or self.continuation_q(win) > self.continuation_q(lose)

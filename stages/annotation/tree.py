@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from stages.annotation import derived
 from stages.annotation.backup import backed_up, mix_critic
 from stages.annotation.selection import Arm, exploration, select, virtual
+from stages.records.actions import action_key
 from stages.records.task import SUCCESS_TERM, succeeded
 from stages.seeding import stream
 
@@ -310,16 +311,11 @@ class Tree:
         return row if derived.rollouts_only(self.params) else row | more
 
 
-def normalize_action(action: str) -> str:
-    """The action without differences in case and white space."""
-    return " ".join(action.lower().split())
-
-
 def dedupe_key(edge: Edge, dedupe: str) -> object:
     """Actions of a node with equal keys are duplicates. An end has no state key; its text is used instead."""
     if dedupe == "tokens":
         return edge.token_ids
-    return edge.state_key if dedupe == "state" and edge.state_key else normalize_action(edge.action)
+    return edge.state_key if dedupe == "state" and edge.state_key else action_key(edge.action)
 
 
 def returns_to_go(rewards: Sequence[float], gamma: float) -> list[float]:

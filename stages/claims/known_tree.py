@@ -15,7 +15,6 @@ import numpy as np
 
 from stages import seeding
 from stages.annotation.nodes import Row
-from stages.annotation.tree import Tree
 from stages.engine.engine import Sampling, Turn
 from stages.environments.protocol import Observation, Step
 from stages.records.task import Task
@@ -187,30 +186,8 @@ class FakeEngine:
         return {"sampled_tokens": self.sampled}
 
 
-class ExactReader:
-    """A value model with exact values plus uniform `noise`, drawn per state."""
-
-    def __init__(self, engine: FakeEngine, noise: float = 0.0) -> None:
-        self.engine, self.noise = engine, noise
-        self.batches: list[int] = []
-
-    def values(self, sessions: Sequence[int]) -> list[float]:
-        self.batches.append(len(sessions))
-        return [self._value(self.engine.sessions[session]) for session in sessions]
-
-    def _value(self, tokens: Sequence[int]) -> float:
-        world, actions = tokens[0] - 20, tuple(token for token in tokens if token < 10)
-        shift = seeding.stream("reader", world, actions).uniform(-self.noise, self.noise)
-        return value(world, actions) + shift
-
-
-def actions_of(tree: Tree, index: int) -> Actions:
-    """Actions from the root to a node."""
-    return tuple(tree.nodes[node].edge.token_ids[0] for node in tree.path(index)[1:])
-
-
 def actions_in(tree: Sequence[Row], index: int) -> Actions:
-    """The same for a stored tree."""
+    """Actions from the root to a node of a stored tree."""
     actions = []
     while index:
         actions.append(tree[index]["token_ids"][0])

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stages.annotation.labels import hard, label_rows, steps_to
-from stages.annotation.nodes import Row, ended, trees_of
+from stages.annotation.labels import first_error, hard, label_rows
+from stages.annotation.nodes import Row, ended, path_to, trees_of
 from stages.annotation.pairs import pair_rows
 
 if TYPE_CHECKING:
@@ -54,14 +54,9 @@ def first_error_accuracy(trees: Iterable[Sequence[Row]], exact: Exact) -> float:
     is also the first below which the tree has no successful leaf (OmegaPRM's first wrong step). 0 without failed leaves."""
     hits = []
     for tree in trees:
-        away = steps_to(tree, success=True)
         alive = [not row["node"] or exact(tree, row["node"])[0] > 1e-9 for row in tree]
         for end in (row["node"] for row in tree if ended(row) and row["node"] and row["N"] and not hard(row)):
-            path = [end]
-            while tree[path[-1]]["parent"]:
-                path.append(tree[path[-1]]["parent"])
-            found = next((node for node in path[::-1] if away[node] is None), None)
-            hits.append(found == next((node for node in path[::-1] if not alive[node]), None))
+            hits.append(first_error(tree, end) == next((node for node in path_to(tree, end)[1:] if not alive[node]), None))
     return sum(hits) / len(hits) if hits else 0.0
 
 

@@ -21,11 +21,11 @@ import yaml
 from stages.annotation.derived import uses_value_model
 from stages.annotation.nodes import Row
 from stages.annotation.search import Search
-from stages.annotation.tree import normalize_action
 from stages.claims.known_tree import Chat, FakeEngine, Pool, actions_in, task, value
 from stages.claims.label_metrics import score_labels
 from stages.claims.step_credit import policy_table
 from stages.params import Params, parse_params
+from stages.records.actions import action_key
 from stages.records.episode import Episode, read_json, read_tasks, write_json
 from stages.runtime.command import command
 from stages.runtime.files import atomic_text, locked
@@ -123,7 +123,7 @@ class Keydoor:
             actions = []
             name = tree[0]["task_id"]
             while node:
-                actions.append(normalize_action(tree[node]["action"]))
+                actions.append(action_key(tree[node]["action"]))
                 node = tree[node]["parent"]
             policy, best = (values[name].episode(actions[::-1])[-1].q for values in (of_policy, of_best))
             return policy, best

@@ -16,6 +16,7 @@ from stages.curation.cleaning import episode_length, is_near_duplicate
 from stages.curation.settings import Curate
 from stages.environments.protocol import Domain, Environment
 from stages.environments.registry import load_domain
+from stages.records.actions import action_key
 from stages.records.episode import EXPERT, NOISY, Episode, TurnRecord
 from stages.records.sections import params_hash
 from stages.records.task import Task, opening
@@ -89,7 +90,7 @@ def play_out(
                 reward=step.reward,
                 cost=step.cost,
                 state_key=state_key,
-                action_key=" ".join(action.lower().split()),
+                action_key=action_key(action),
                 start=0,
                 end=0,
             )

@@ -23,11 +23,6 @@ def combinations_of(sizes: Sequence[int], strength: int) -> set[Combination]:
     }
 
 
-def uncovered(rows: Sequence[Row], sizes: Sequence[int], strength: int) -> set[Combination]:
-    """Combinations that no row has; empty for a covering array."""
-    return {one for one in combinations_of(sizes, strength) if not any(_has(row, one) for row in rows)}
-
-
 def _has(row: Row, combination: Combination) -> bool:
     factors, options = combination
     return all(row[factor] == option for factor, option in zip(factors, options, strict=True))

@@ -18,11 +18,6 @@ DOMAIN_METHODS = ("recipes", "build", "check", "make", "expert", "entities")
 ENVIRONMENT_METHODS = ("reset", "step", "snapshot", "restore", "state_key", "admissible", "close")
 
 
-def domain_factories() -> dict[str, Callable[[], Any]]:
-    """Name -> loader of every installed domain. Imports nothing."""
-    return {name: point.load for name, point in GROUP.points().items()}
-
-
 def load_domain(name: str, settings: Mapping[str, Any] | None = None) -> Domain:
     """The domain called `name` with the given settings.
 

@@ -251,7 +251,7 @@ def engine_of(job: Job, player: Player, settings: Settings) -> Engine:
     if job.best_of is None:
         return engine
     from stages.agent.best_of_n import BestOfEngine
-    from stages.agent.rollout import action_key
+    from stages.records.actions import action_key
 
     rank = ranking(job.best_of, job.domain, settings.engine.device)
     return BestOfEngine(engine, job.best_of.n, rank, lambda tokens: action_key(player.chat.action_text(tokens)))

@@ -139,6 +139,11 @@ def number(value: Any) -> str:
     return str(value)
 
 
+def percent(share: float | None) -> str:
+    """0.123 -> 12.3 %; a dash for None."""
+    return "–" if share is None else f"{100 * share:.1f} %"
+
+
 def rounded(value: float | None, digits: int = 3) -> float | int | None:
     """A rounded number for JSON, an int if whole; None if not finite."""
     if value is None or not math.isfinite(value):

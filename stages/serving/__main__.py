@@ -70,8 +70,8 @@ def serve(model: ServedModel, params: Params, kind: str, listening: socket.socke
 
     from stages.agent.best_of_n import BestOfEngine, by_logprob
     from stages.agent.player import open_player
-    from stages.agent.rollout import action_key
     from stages.engine.engine import Sampling
+    from stages.records.actions import action_key
     from stages.serving.app import Agent, make_app
     from stages.serving.engine_thread import EngineThread
 

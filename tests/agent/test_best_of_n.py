@@ -15,9 +15,10 @@ from stages.agent.best_of_n import BestOfEngine, by_logprob, by_scorer, choose
 from stages.agent.chat import Chat
 from stages.agent.environment_pool import EnvironmentPool
 from stages.agent.policy import load_policy
-from stages.agent.rollout import Labels, action_key, attempts, collect
+from stages.agent.rollout import Labels, attempts, collect
 from stages.engine.engine import Engine, Sampling, Turn
 from stages.engine.torch_engine import TorchEngine
+from stages.records.actions import action_key
 
 
 def turn(tokens: tuple[int, ...], logprob: float) -> Turn:

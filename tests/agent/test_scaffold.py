@@ -14,11 +14,12 @@ from stages.agent.chat import Chat
 from stages.agent.environment_pool import EnvironmentPool
 from stages.agent.history_window import WindowEngine
 from stages.agent.policy import load_policy
-from stages.agent.rollout import Labels, action_key, attempts, collect
+from stages.agent.rollout import Labels, attempts, collect
 from stages.agent.scaffold import ASK_PLAN, ASK_WHY, GO_ON, Scaffold, ScaffoldedEnvironment
 from stages.engine.engine import Engine, Sampling, Turn
 from stages.engine.torch_engine import TorchEngine
 from stages.environments.protocol import Environment, Observation, Step
+from stages.records.actions import action_key
 from stages.records.episode import Episode, Owner
 from stages.records.task import Task
 

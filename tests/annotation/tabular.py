@@ -9,10 +9,31 @@ from stages.annotation.derived import uses_value_model
 from stages.annotation.search import Search
 from stages.annotation.settings import Annotate
 from stages.annotation.tree import Tree
-from stages.claims.known_tree import Chat, ExactReader, FakeEngine, Pool, task
+from stages.claims.known_tree import Actions, Chat, FakeEngine, Pool, task, value
 
 SIGNED: dict[str, Any] = {"reward_range": [-1.0, 1.0]}
 """Settings under which a failure counts as -1."""
+
+
+class ExactReader:
+    """A value model with exact values."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self.engine = engine
+        self.batches: list[int] = []
+
+    def values(self, sessions: Sequence[int]) -> list[float]:
+        self.batches.append(len(sessions))
+        return [self._value(self.engine.sessions[session]) for session in sessions]
+
+    def _value(self, tokens: Sequence[int]) -> float:
+        world, actions = tokens[0] - 20, tuple(token for token in tokens if token < 10)
+        return value(world, actions)
+
+
+def actions_of(tree: Tree, index: int) -> Actions:
+    """Actions from the root to a node."""
+    return tuple(tree.nodes[node].edge.token_ids[0] for node in tree.path(index)[1:])
 
 
 def grow(

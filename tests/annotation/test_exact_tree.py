@@ -6,11 +6,11 @@ import math
 from collections import defaultdict
 
 import pytest
-from tabular import grow
+from tabular import actions_of, grow
 
 from stages.annotation.nodes import tree_values
 from stages.annotation.settings import Annotate
-from stages.claims.known_tree import ARMS, DEPTH, actions_of, leaf, value
+from stages.claims.known_tree import ARMS, DEPTH, leaf, value
 
 MOVES = [(arm,) for arm in range(ARMS)]
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from tabular import SIGNED, grow
+from tabular import SIGNED, ExactReader, actions_of, grow
 
 from stages.annotation.derived import lowest_value
 from stages.annotation.labels import first_error, label_rows
@@ -23,11 +23,9 @@ from stages.claims.known_tree import (
     ARMS,
     DEPTH,
     Chat,
-    ExactReader,
     FakeEngine,
     Pool,
     World,
-    actions_of,
     policy,
     task,
     value,

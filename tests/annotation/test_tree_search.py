@@ -1,13 +1,13 @@
 """Tree search: trees do not depend on each other, limits hold, and no known step is repeated."""
 
 import pytest
-from tabular import grow
+from tabular import actions_of, grow
 
 from stages.annotation.labels import label_rows
 from stages.annotation.prefixes import PrefixStore
 from stages.annotation.search import Search
 from stages.annotation.settings import Annotate
-from stages.claims.known_tree import DEPTH, Chat, FakeEngine, Pool, World, actions_of, task
+from stages.claims.known_tree import DEPTH, Chat, FakeEngine, Pool, World, task
 from stages.records.episode import NODE_SCHEMA, write_table
 
 

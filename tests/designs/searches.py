@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import combinations, product
 from typing import Any
 
 from stages.designs.search import Search
@@ -10,6 +12,7 @@ from stages.designs.space import FACTORS, Design, Space
 from stages.designs.tree import Node
 from stages.designs.value_model import FittedValueModel
 
+Row = tuple[int, ...]
 SPACE: dict[str, Any] = {
     "model": ["sft"],
     "choose": ["none", "vote"],
@@ -53,3 +56,13 @@ def run(one: Search, score_of: Any = true_score, budget: int | None = None) -> l
         score = score_of(one.space, proposal.design)
         nodes.append(Node(**proposal.__dict__, score=score, error=0.02, by_domain={"search": (score, 0.02)}))
     return nodes
+
+
+def uncovered(rows: Sequence[Row], sizes: Sequence[int], strength: int) -> set[tuple[Row, Row]]:
+    """(factors, options) of the combinations that no row has; empty for a covering array."""
+    return {
+        (factors, options)
+        for factors in combinations(range(len(sizes)), strength)
+        for options in product(*(range(sizes[factor]) for factor in factors))
+        if not any(all(row[factor] == option for factor, option in zip(factors, options, strict=True)) for row in rows)
+    }

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from searches import SPACE, node, run, search, settings, true_score
+from searches import SPACE, node, run, search, settings, true_score, uncovered
 
-from stages.designs.covering import combinations_of, covering_array, uncovered
+from stages.designs.covering import combinations_of, covering_array
 from stages.designs.search import Search, remedies
 from stages.designs.session import journal_key
 from stages.designs.settings import parse_search

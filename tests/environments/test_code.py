@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from contextlib import suppress
 from pathlib import Path
 from random import Random
+from typing import get_args
 
 import pytest
 
@@ -18,10 +19,10 @@ from stages.curation.settings import Curate
 from stages.environments.code import CodeDomain, CodeSettings
 from stages.environments.code.behaviour import behaviour
 from stages.environments.code.environment import Judge, unfenced
-from stages.environments.code.families import STYLES, Family, families
+from stages.environments.code.families import Family, families
 from stages.environments.code.fingerprint import canonical, fingerprint, phrases
 from stages.environments.code.problems import Problem, compiled, evaluated, known_programs, make_problem
-from stages.environments.code.settings import Rewards
+from stages.environments.code.settings import Rewards, Style
 from stages.environments.protocol import Domain, Environment
 from stages.environments.registry import load_domain
 from stages.params import load_params
@@ -109,7 +110,7 @@ def test_solutions_of_all_styles_pass_and_near_misses_cover_outcomes() -> None:
         assert outcomes["compile_error"] >= 1, family.name
         seen.update(outcomes)
         assert len({source for _, source in problem.references}) >= 2, family.name
-    assert set(seen) == {*STYLES, "fail", "error", "compile_error"}
+    assert set(seen) == {*get_args(Style), "fail", "error", "compile_error"}
 
 
 def test_tests_of_a_task_expect_different_values(tasks: list[Task]) -> None:

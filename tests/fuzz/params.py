@@ -17,7 +17,7 @@ import yaml
 
 import stages.params as project
 from stages.algorithms.registry import names as algorithms
-from stages.environments.registry import domain_factories, load_domain
+from stages.environments.registry import GROUP, load_domain
 from stages.params import ROOT, Params, ParamsError, check_launch
 from stages.records.sections import deep_merge
 
@@ -88,7 +88,7 @@ def _schema_at(schema: Mapping[str, Any], path: mutation.Path) -> Mapping[str, A
 
 @cache
 def _schema(domain: str | None) -> Mapping[str, Any]:
-    return domain_factories()[domain]().Settings.model_json_schema() if domain else Params.model_json_schema()
+    return GROUP.load(domain).Settings.model_json_schema() if domain else Params.model_json_schema()
 
 
 def schema_of(path: mutation.Path) -> Mapping[str, Any]:
@@ -121,7 +121,7 @@ def method_taken(rng: random.Random, values: Any) -> Any:
 
 
 def domains_taken(rng: random.Random, values: Any) -> Any:
-    known = sorted(domain_factories())
+    known = sorted(GROUP.points())
     return {**values, "domains": rng.sample(known, rng.randint(1, 3))}
 
 
@@ -184,7 +184,7 @@ def shipped() -> tuple[bytes, Any, frozenset[str]]:
 def check_values(values: Mapping[str, Any], params: Params) -> None:
     """Checks of every accepted file; see `probes`."""
     for name, entry in params.per_domain.items():
-        if name in domain_factories():
+        if name in GROUP.points():
             settings = load_domain(name, entry.environment).settings.model_dump(by_alias=True)
             probes.check_nothing_ignored(entry.environment, settings, f"per_domain.{name}.environment")
             probes.check_meaning(settings)

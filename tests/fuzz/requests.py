@@ -18,9 +18,9 @@ from starlette.testclient import TestClient
 from stages.agent.best_of_n import BestOfEngine, by_logprob
 from stages.agent.chat import Chat
 from stages.agent.policy import load_policy, policy_hash
-from stages.agent.rollout import action_key
 from stages.engine.engine import Sampling
 from stages.engine.torch_engine import TorchEngine
+from stages.records.actions import action_key
 from stages.serving.app import Agent, make_app
 from stages.serving.engine_thread import EngineThread
 from stages.serving.variants import PLAIN, Variant

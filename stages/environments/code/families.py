@@ -15,8 +15,6 @@ from stages.environments.code.pieces import ALL, BRANCHES, CONDITIONS, CUTS, EAC
 from stages.records.task import Split
 
 ENTRY = "f"
-STYLES = ("expression", "loop", "functional", "steps")
-"""A comprehension or other expression; a body with a loop or branches; map and filter; a body with intermediate variables."""
 FAMILIES = {"train": 16, "valid": 2, "test": 6}
 """Shares of the splits; generalising to new combinations takes many training ones."""
 MISSING, UNBALANCED, NAMELESS = "forgotten", "bracket", "name"

@@ -16,6 +16,7 @@ from stages.sandbox.settings import SandboxSettings
 
 Kind = Literal["list", "number", "word", "choice"]
 Style = Literal["expression", "loop", "functional", "steps"]
+"""A comprehension or other expression; a body with a loop or branches; map and filter; a body with intermediate variables."""
 
 
 class Rewards(BaseModel):

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from stages.environments.base_environment import EpisodeEnvironment, EpisodeState
-from stages.environments.keydoor.world import State, World, normal
+from stages.environments.keydoor.world import State, World
 from stages.environments.protocol import Observation, Step
+from stages.records.actions import action_key
 from stages.records.task import Task
 
 NOTHING = "nothing happens."
@@ -58,7 +59,7 @@ class KeydoorEnvironment(EpisodeEnvironment[KeydoorState]):
             return f"{NOTHING} {self._world.describe(self._state.world)}"
         if after.won:
             return WON
-        done = _DONE.get(normal(action).partition(" ")[0])
+        done = _DONE.get(action_key(action).partition(" ")[0])
         return f"{done} {self._world.describe(after)}" if done else self._world.describe(after)
 
     def state_key(self) -> str:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from stages.environments.keydoor.environment import step_reward
 from stages.environments.keydoor.settings import KeydoorSettings
-from stages.environments.keydoor.world import State, World, normal
+from stages.environments.keydoor.world import State, World
+from stages.records.actions import action_key
 from stages.records.task import Task
 
 Policy = Callable[[str, int, Sequence[str]], Mapping[str, float]]
@@ -34,11 +35,11 @@ def from_table(table: Mapping[str, Mapping[str, float]], prior: float = 0.0) -> 
     def policy(state_key: str, turn: int, admissible: Sequence[str]) -> dict[str, float]:
         counts: defaultdict[str, float] = defaultdict(float)
         for action, count in table.get(state_key, {}).items():
-            counts[normal(action)] += count
+            counts[action_key(action)] += count
         total = sum(counts.values()) + prior * len(admissible)
         if total <= 0.0:
             return uniform(state_key, turn, admissible)
-        return {action: (counts[normal(action)] + prior) / total for action in admissible}
+        return {action: (counts[action_key(action)] + prior) / total for action in admissible}
 
     return policy
 

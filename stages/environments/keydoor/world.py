@@ -15,6 +15,7 @@ from typing import Any
 
 from stages.environments.keydoor.settings import Level
 from stages.environments.search.world import names_of
+from stages.records.actions import action_key
 from stages.records.task import Split
 from stages.seeding import stream
 
@@ -22,11 +23,6 @@ KEYS = ("chalk", "clay", "glass", "gold", "iron", "oak", "silk", "stone", "tin",
 """Materials of keys: common words, as the things are. Rooms have the encyclopaedia's names for the split: test names are unseen
 in training, but each of their syllables is not."""
 THINGS = ("bell", "book", "coin", "cup", "drum", "jar", "lamp", "ring", "rope", "vase")
-
-
-def normal(action: str) -> str:
-    """An action in lower case with single spaces."""
-    return " ".join(action.lower().split())
 
 
 @dataclass(frozen=True)
@@ -110,7 +106,7 @@ class World:
 
     def after(self, state: State, action: str) -> State | None:
         """The state after `action`, in any case and spacing; None if the action is not possible."""
-        wanted = normal(action)
+        wanted = action_key(action)
         return next((after for name, after in self.moves(state).items() if name.lower() == wanted), None)
 
     def reached(self, state: State) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 from stages.claims.experiment import FOLDER, Claim, Experiment, is_share
 from stages.claims.results import NOT_RUN, OUTDATED
 from stages.claims.tuning import FIRST_SEED
+from stages.reporting.blocks import percent
 from stages.reporting.board import cells
 from stages.reporting.board.conditions import conditions
 from stages.reporting.board.rows import NOTHING, Row
@@ -87,12 +88,8 @@ def _explanations(experiment: Experiment, of_slug: list[Row]) -> Iterable[str]:
             yield f"## {title}\n\n" + "\n".join(items)
 
 
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f} %"
-
-
 def _percents(values: Sequence[float]) -> str:
-    return f"{_percent(fmean(values))} ({', '.join(f'{100 * one:.1f}' for one in values)})" if values else NOTHING
+    return f"{percent(fmean(values))} ({', '.join(f'{100 * one:.1f}' for one in values)})" if values else NOTHING
 
 
 def _gate(experiment: Experiment, saved: Saved | None) -> str:
@@ -105,7 +102,7 @@ def _gate(experiment: Experiment, saved: Saved | None) -> str:
         return f"{100 * low:g} to {100 * high:g} %"
 
     figures = [
-        ("success of the start on the panel", _percent(found["start"]) if found else NOTHING, shares(*gate.start)),
+        ("success of the start on the panel", percent(found["start"]) if found else NOTHING, shares(*gate.start)),
         ("of `{}` early in training", _percents(found["first"]) if found else NOTHING, NOTHING),
         ("of `{}` late in training", _percents(found["last"]) if found else NOTHING, "above early (one-sided, 95 %)"),
         ("of `{}` on the panel afterwards", _percents(found["end"]) if found else NOTHING, shares(*gate.end)),
@@ -131,7 +128,7 @@ def _tuning(experiment: Experiment, saved: Saved | None) -> str:
         found = tried.get(arm, {}).get(repr(value))
         if not found:
             return NOTHING
-        return f"**{_percent(fmean(found))}**" if chosen.get(arm) == value else _percent(fmean(found))
+        return f"**{percent(fmean(found))}**" if chosen.get(arm) == value else percent(fmean(found))
 
     arms = [arm for arm in experiment.arms if experiment.trains(arm)]
     lines = [(f"`{arm}`", *(cell(arm, value) for value in tune.values)) for arm in arms]
@@ -154,7 +151,7 @@ def _settings(experiment: Experiment, saved: Saved | None) -> Iterable[str]:
     )
     start = saved["start"] if saved is not None else {}
     lines = (
-        (f"`{arm}`", ", ".join(_overrides(values)) or "none", _percent(start[arm]) if arm in start else NOTHING)
+        (f"`{arm}`", ", ".join(_overrides(values)) or "none", percent(start[arm]) if arm in start else NOTHING)
         for arm, values in experiment.arms.items()
     )
     yield markdown_table(("arm", f"overrides of {base}", "success before training"), lines)
@@ -168,7 +165,7 @@ def _means(experiment: Experiment, saved: Saved) -> str:
         values = [run["metrics"][metric] for run in runs if run["metrics"].get(metric) is not None]
         if not values or len(values) < len(runs):
             return NOTHING
-        return _percent(fmean(values)) if is_share(metric) else f"{fmean(values):.3g}"
+        return percent(fmean(values)) if is_share(metric) else f"{fmean(values):.3g}"
 
     lines = ((f"`{arm}`", *(mean(arm, metric) for metric in experiment.measured)) for arm in experiment.arms)
     return "Means over seeds:\n\n" + markdown_table(("arm", *(f"`{metric}`" for metric in experiment.measured)), lines)

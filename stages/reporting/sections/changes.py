@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stages.reporting.blocks import Block, Figures, Section, Table, Text, draw
+from stages.reporting.blocks import Block, Figures, Section, Table, Text, draw, percent
 from stages.reporting.changes import SuccessChange, code_changes, parameter_changes, success_changes
 from stages.reporting.figures.outcome import differences
 from stages.reporting.inputs import Inputs
@@ -24,13 +24,9 @@ def name_of(number: int, run: Run) -> str:
     return f"run {number}" + (f" ({', '.join(facts)})" if facts else "")
 
 
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f} %"
-
-
 def _row(change: SuccessChange) -> list[str]:
     cells = [change.domain, change.model]
-    cells += [_percent(item.mean) if item else "–" for item in (change.before, change.now)]
+    cells += [percent(item.mean if item else None) for item in (change.before, change.now)]
     if change.test is None:
         return [*cells, "–", "–", "–", change.why]
     return [*cells, *comparison_cells(vars(change.test))]

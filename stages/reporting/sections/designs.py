@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stages.reporting.blocks import Block, Code, Figures, Section, Table, Text, all_numbers, draw, number
+from stages.reporting.blocks import Block, Code, Figures, Section, Table, Text, all_numbers, draw, number, percent
 from stages.reporting.figures.designs import LABELS, best_so_far, design_tree, predictions
 from stages.reporting.inputs import Inputs
 from stages.reporting.results import comparison_cells
@@ -17,10 +17,6 @@ INTRO = (
 )
 METHODS = ("agentswift", "unguided", "random")
 Results = Mapping[str, Any]
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f} %"
 
 
 def _pair(pair: list[float]) -> str:
@@ -47,7 +43,7 @@ def _facts(results: Results) -> Table:
         ["search tasks", ", ".join(f"{len(one['search'])} of {name}" for name, one in results["domains"].items())],
         ["confirmation tasks", ", ".join(f"{len(one['confirm'])} of {name}" for name, one in results["domains"].items())],
         ["attempts per task", number(settings["attempts"])],
-        ["best score", _percent(max(results["best"]))],
+        ["best score", percent(max(results["best"]))],
         ["rank correlation of predictions in the tree", number(results["rank_correlation"])],
     ]
     return Table("Summary", ("", results["settings"]["method"]), rows)
@@ -57,7 +53,7 @@ def _panel(results: Results) -> Table:
     rows = []
     for domain, of in results["panel"]["domains"].items():
         cells = comparison_cells(of["comparison"]) if of.get("comparison") else ["–"] * 4
-        rows.append([domain, _percent(of["default"]), _percent(of["winner"]), *cells])
+        rows.append([domain, percent(of["default"]), percent(of["winner"]), *cells])
     header = ("domain", "params.yaml", "winner", "difference, points", "interval", "p", "verdict")
     return Table("Success on the frozen panels", header, rows)
 
@@ -72,7 +68,7 @@ def _finalists(results: Results) -> Table:
 
 def _evaluated(results: Results) -> Table:
     rows = [
-        [node["label"], number(place), node["origin"], _pair([node["score"], node["error"]]), _percent(node["predicted"])]
+        [node["label"], number(place), node["origin"], _pair([node["score"], node["error"]]), percent(node["predicted"])]
         for place, node in enumerate(results["nodes"], start=1)
     ]
     header = ("design", "evaluation", "origin", "score", "predicted")

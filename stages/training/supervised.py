@@ -23,7 +23,7 @@ from stages.training.settings import Sft
 from stages.training.shared_prefixes import can_share, sharing_states
 
 if TYPE_CHECKING:
-    from stages.params import Params
+    from stages.runtime.run_params import RunParams
     from stages.runtime.team import Team
 
 
@@ -36,7 +36,7 @@ class SftJob(Job):
 
     def __init__(
         self,
-        params: Params,
+        params: RunParams,
         model: Any,
         chat: Chat,
         demonstrations: Mapping[str, Sequence[Episode]],

@@ -56,7 +56,7 @@ def ours(options: Options, tasks: SearchTasks, team: Team = ALONE) -> Side:
     from stages.records.episode import write_json, write_tasks
     from stages.runtime.stage import StageContext
     from stages.runtime.tracker import Tracker
-    from stages.training.loop import make_processes
+    from stages.training.common.loop import make_processes
     from stages.training.rl.online import OnlineJob
 
     together, seen = team if team.count > 1 else None, RunStatistics()

@@ -50,7 +50,7 @@ def ours(options: Options, size: str, work: Work, team: Team = ALONE, slots: int
     from stages.agent.rollout import EnvironmentPool, Labels, attempts, collect
     from stages.engine.engine import Sampling
     from stages.engine.torch_engine import TorchEngine
-    from stages.training.batches import trajectory_batch
+    from stages.training.common.batches import trajectory_batch
 
     model, tokenizer = load(make_model(options, size), "sdpa", options.device, options.precision)
     tasks = share(toy_tasks(tokenizer, work.tasks, work.prompt, work.turns, work.observation), team)

@@ -82,11 +82,11 @@ class Ours:
         from stages.agent.settings import Lora
         from stages.algorithms.algorithm import resolve
         from stages.params import load_params
-        from stages.training.adapters import prepare_model, weight_precision
-        from stages.training.batches import trajectory_batch
-        from stages.training.ledger import Ledger
-        from stages.training.loop import Learner, make_processes
-        from stages.training.optimiser import make_optimiser
+        from stages.training.common.adapters import prepare_model, weight_precision
+        from stages.training.common.batches import trajectory_batch
+        from stages.training.common.ledger import Ledger
+        from stages.training.common.loop import Learner, make_processes
+        from stages.training.common.optimiser import make_optimiser
         from stages.training.rl.models import Models
         from stages.training.rl.policy_updates import PolicyUpdates
 
@@ -231,7 +231,7 @@ class Theirs:
 
 
 def adapters(method: Method) -> Any:
-    """peft's configuration of the LoRA that `stages.training.adapters` makes; None for none."""
+    """peft's configuration of the LoRA that `stages.training.common.adapters` makes; None for none."""
     if not method.rank:
         return None
     from peft import LoraConfig

@@ -39,9 +39,10 @@ def log(context: StageContext, report: Mapping[str, Any]) -> None:
 
 
 def run(context: StageContext) -> None:
-    from stages.agent.player import EngineSettings, open_player
+    from stages.agent.player import open_player
     from stages.agent.policy import load_policy
     from stages.annotation.fit_models import fit_progress, fit_q_model, fit_value_model
+    from stages.engine.engine import EngineSettings
     from stages.values.q_model import save_none
 
     assert context.domain is not None

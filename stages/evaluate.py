@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stages import params
-from stages.agent.player import EngineSettings
-from stages.engine.engine import Sampling
+from stages.agent.environment_pool import processes_beside
+from stages.engine.engine import EngineSettings, Sampling
 from stages.environments.registry import open_domain
 from stages.evaluation.panels import EVALUATION_SCHEMA, Job, Outcome, Settings, load_panels, play, unload
 from stages.evaluation.plan import model_folders, plan_jobs
@@ -89,6 +89,7 @@ def run(context: StageContext) -> None:
         sampling=Sampling(**evaluate.sampling.model_dump()),
         engine=EngineSettings.of(params.resources, params.model.max_length, params.model.thinking),
         scaffold=evaluate.scaffold,
+        environment_processes=processes_beside(params.resources),
     )
     outcomes = play_all(context, jobs_by_model, settings)
     if context.shard:

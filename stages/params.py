@@ -34,7 +34,7 @@ from stages.runtime.overlay import migrate, overlaid, write_params
 from stages.runtime.resources import Resources
 from stages.runtime.schema import explain_key, json_schema, page
 from stages.runtime.validation import ParamsError, Section, explain, parse_yaml
-from stages.training.settings import Sft
+from stages.training.sft.settings import Sft
 
 ROOT = Path(__file__).resolve().parent.parent
 

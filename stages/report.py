@@ -7,7 +7,10 @@ inputs give the same bytes.
 
 from __future__ import annotations
 
+from typing import cast
+
 from stages import params
+from stages.params import Params
 from stages.reporting.blocks import Section
 from stages.reporting.episodes import browser_data
 from stages.reporting.inputs import load_inputs
@@ -22,7 +25,7 @@ FOLDERS = ["data/rollouts", "data/annotated", "data/rl", "reports/curate", "repo
 
 
 def run(context: StageContext) -> None:
-    params = context.params
+    params = cast(Params, context.params)
     keep_only(context.root, params.domains, FOLDERS)
     inputs = load_inputs(context.root, params)
 

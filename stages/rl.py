@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from stages.agent.policy import Policy
     from stages.algorithms.algorithm import Algorithm
     from stages.environments.protocol import Domain
-    from stages.training.processes import Processes
+    from stages.training.common.processes import Processes
     from stages.training.rl.job import History, RlJob
 
 START = "data/models/sft"
@@ -63,8 +63,8 @@ def write_outputs(
     import pyarrow as pa
 
     from stages.agent.policy import save_policy
-    from stages.training.adapters import save_adapters
-    from stages.training.loop import write_history
+    from stages.training.common.adapters import save_adapters
+    from stages.training.common.loop import write_history
 
     folder = context.data / "models" / "rl" / str(context.domain)
     if context.params.model.lora.rank:
@@ -90,8 +90,8 @@ def write_outputs(
 def run(context: StageContext) -> None:
     from stages.agent.policy import load_policy
     from stages.algorithms.algorithm import resolve
-    from stages.training.adapters import prepare_model, weight_precision
-    from stages.training.loop import make_processes, run_loop
+    from stages.training.common.adapters import prepare_model, weight_precision
+    from stages.training.common.loop import make_processes, run_loop
 
     assert context.domain is not None
     section: Rl = context.section("rl")

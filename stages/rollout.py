@@ -33,8 +33,9 @@ def choose_tasks(tasks: Sequence[Task], count: int, seed: int) -> list[Task]:
 def play(context: StageContext, tasks: Sequence[Task]) -> list[Episode]:
     """Play all attempts in chunks, each a checkpoint that is not played again. A shard plays its own chunks alone."""
     from stages.agent.environment_pool import EnvironmentPool, processes_beside
-    from stages.agent.player import EngineSettings, open_player
+    from stages.agent.player import open_player
     from stages.agent.rollout import Labels, attempts, collect
+    from stages.engine.engine import EngineSettings
 
     assert context.domain is not None
     section, resources, max_length = context.section("rollout"), context.params.resources, context.params.model.max_length

@@ -16,11 +16,11 @@ from stages.runtime.stage import StageContext, stage_run
 from stages.runtime.unlisted_domains import keep_only
 from stages.seeding import permutation
 from stages.tracking import open_tracker
-from stages.training.settings import Sft
+from stages.training.sft.settings import Sft
 
 if TYPE_CHECKING:
     from stages.agent.policy import Policy
-    from stages.training.supervised import SftJob
+    from stages.training.sft.job import SftJob
 
 
 def read_demonstrations(context: StageContext) -> dict[str, list[Episode]]:
@@ -56,7 +56,7 @@ def keep_base(context: StageContext) -> None:
     """Without demonstrations, pass the base model on to the next stages."""
     from stages.agent.policy import load_policy, save_policy
     from stages.engine.architectures import check_served
-    from stages.training.loop import write_history
+    from stages.training.common.loop import write_history
 
     policy = load_policy(context.params.model.path, root=context.root)
     check_served(policy.folder, context.params.model.max_length)
@@ -77,8 +77,8 @@ def write_outputs(
     """Write the trained model, the history and the report."""
     from stages.agent.policy import load_policy, save_policy
     from stages.engine.adapters import fold
-    from stages.training.adapters import deltas
-    from stages.training.loop import write_history
+    from stages.training.common.adapters import deltas
+    from stages.training.common.loop import write_history
 
     model = job.trained_model
     if context.params.model.lora.rank:
@@ -103,9 +103,9 @@ def run(context: StageContext) -> None:
     from stages.agent.chat import Chat
     from stages.agent.policy import load_policy
     from stages.engine.architectures import check_served
-    from stages.training.adapters import prepare_model, weight_precision
-    from stages.training.loop import run_loop
-    from stages.training.supervised import SftJob
+    from stages.training.common.adapters import prepare_model, weight_precision
+    from stages.training.common.loop import run_loop
+    from stages.training.sft.job import SftJob
 
     section: Sft = context.params.sft
     context.log_params(section.model_dump())

@@ -8,7 +8,7 @@ import torch
 
 from stages.agent.policy import Policy, load_policy
 from stages.agent.settings import Lora
-from stages.training.adapters import adapted, add_adapters, save_adapters
+from stages.training.common.adapters import adapted, add_adapters, save_adapters
 
 
 def adapted_policy(folder: Path, seed: int = 0, rank: int = 4, scale: float = 0.3, **loading) -> Policy:

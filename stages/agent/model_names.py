@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from stages.runtime.validation import ParamsError
 
 if TYPE_CHECKING:
-    from stages.params import Params
+    from stages.runtime.run_params import RunParams
 
 SELECTORS = {
     "q": "the Q-model of annotate",
@@ -26,7 +26,7 @@ def model_names(domains: Sequence[str]) -> list[str]:
     return ["base", "sft", *(f"rl@{domain}" for domain in domains), "merged", "merged_linear"]
 
 
-def model_folder(name: str, root: Path, params: Params) -> Path:
+def model_folder(name: str, root: Path, params: RunParams) -> Path:
     """The folder of the run's model `name`; a hub model (base only) is downloaded if necessary. Raises ParamsError for an unknown
     name."""
     from stages.agent.policy import HUB, load_policy
@@ -42,7 +42,7 @@ def model_folder(name: str, root: Path, params: Params) -> Path:
     return root / "data" / "models" / name.replace("@", "/")
 
 
-def resolve_model(name: str, root: Path, params: Params) -> Path:
+def resolve_model(name: str, root: Path, params: RunParams) -> Path:
     """`model_folder(name)`, or the folder at path `name`: one with a slash, or an existing folder that is not a model's name."""
     path = root / name
     if name not in model_names(params.domains) and ("/" in name or path.is_dir()):

@@ -8,41 +8,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stages.agent.chat import Chat
-from stages.agent.environment_pool import processes_beside
-from stages.engine.engine import Engine, EngineError
-from stages.records.thinking import Thinking
-
-if TYPE_CHECKING:
-    from stages.runtime.resources import Resources
-
-
-@dataclass(frozen=True)
-class EngineSettings:
-    """Settings of a back end: fields of `resources` and `resources.engine`, and of `model`."""
-
-    max_length: int
-    device: str
-    precision: str
-    slots: int
-    kind: str
-    base_url: str
-    dialect: str
-    text: bool
-    requests: int
-    check_turns: int
-    gpu_memory: float
-    thinking: Thinking | None = None
-    """Marks of the policy's thoughts, `model.thinking`."""
-    environment_processes: int = 0
-
-    @classmethod
-    def of(cls, resources: Resources, max_length: int, thinking: Thinking | None = None) -> EngineSettings:
-        shared = {name: getattr(resources, name) for name in ("device", "precision", "slots")}
-        beside = processes_beside(resources)
-        return cls(max_length, **shared, **resources.engine.model_dump(), thinking=thinking, environment_processes=beside)
+from stages.engine.engine import Engine, EngineError, EngineSettings
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from stages.agent.player import EngineSettings
+from stages.agent.environment_pool import processes_beside
 from stages.claims.design_metrics import AFTER, METRICS
 from stages.curation.panel import Panel
 from stages.designs.evaluations import DesignScore, summarise
@@ -28,7 +28,7 @@ from stages.designs.settings import SearchParams, parse_search
 from stages.designs.space import Design, Space
 from stages.designs.tree import Node
 from stages.designs.value_model import FittedValueModel, describe
-from stages.engine.engine import Sampling
+from stages.engine.engine import EngineSettings, Sampling
 from stages.evaluation.panels import BestOf, Outcome, Settings, jobs_of, load_panels, play
 from stages.records.episode import read_json, write_json
 from stages.records.sections import deep_merge, params_hash
@@ -57,6 +57,7 @@ def play_design(folder: str, values: Mapping[str, Any], panels: Mapping[str, Pan
         sampling=Sampling(**params.evaluate.sampling.model_dump()),
         engine=EngineSettings.of(params.resources, params.model.max_length, params.model.thinking),
         scaffold=params.evaluate.scaffold,
+        environment_processes=processes_beside(params.resources),
     )
     curated = Path("data/curated")
     return [

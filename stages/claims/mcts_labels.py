@@ -65,7 +65,8 @@ class Keydoor:
     """The SFT policy of this workspace on its keydoor tasks."""
 
     def __init__(self, params: Params, tasks: int = TASKS, episodes: int = EPISODES) -> None:
-        from stages.agent.player import EngineSettings, open_player
+        from stages.agent.player import open_player
+        from stages.engine.engine import EngineSettings
         from stages.environments.registry import load_domain
 
         self.params, self.episodes = params, episodes

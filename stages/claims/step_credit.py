@@ -108,7 +108,7 @@ class Benchmark:
     def __init__(self, folder: Path, arms: Mapping[str, Params], tasks: int = TASKS, groups: int = GROUPS) -> None:
         from stages.agent.policy import load_policy
         from stages.environments.registry import load_domain
-        from stages.training.loop import make_processes
+        from stages.training.common.loop import make_processes
 
         self.folder, self.arms, self.groups = folder, arms, groups
         self.params = next(iter(arms.values()))
@@ -157,7 +157,7 @@ class Benchmark:
     def prepared(self, params: Params, episodes: Sequence[Episode]) -> TrajectoryBatch:
         """The episodes as a batch with the method's advantages."""
         from stages.algorithms.algorithm import resolve
-        from stages.training.batches import trajectory_batch
+        from stages.training.common.batches import trajectory_batch
         from stages.training.rl.models import Models
 
         algorithm = resolve(params.section("rl", self.name), params.model.max_length)

@@ -11,7 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from stages.records.thinking import Thinking
+    from stages.runtime.resources import Resources
 
 MIN_TEMPERATURE = 1e-3
 """Lowest temperature above 0 (greedy): with much less, logits / temperature overflows."""
@@ -45,6 +49,30 @@ class Sampling:
                 f"bad sampling {self}: temperature 0 or at least {MIN_TEMPERATURE:g}, 0 < top_p <= 1, max_tokens >= 1, "
                 f"top_k >= 0 and candidates >= 0, these at most {MAX_COUNT}"
             )
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """Settings of a back end: fields of `resources` and `resources.engine`, and of `model`."""
+
+    max_length: int
+    device: str
+    precision: str
+    slots: int
+    kind: str
+    base_url: str
+    dialect: str
+    text: bool
+    requests: int
+    check_turns: int
+    gpu_memory: float
+    thinking: Thinking | None = None
+    """Marks of the policy's thoughts, `model.thinking`."""
+
+    @classmethod
+    def of(cls, resources: Resources, max_length: int, thinking: Thinking | None = None) -> EngineSettings:
+        shared = {name: getattr(resources, name) for name in ("device", "precision", "slots")}
+        return cls(max_length, **shared, **resources.engine.model_dump(), thinking=thinking)
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,12 @@ import json
 import os
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stages.engine.adapters import CONFIG, Adapter, is_adapter
 from stages.engine.completion_engine import TurnRequest, TurnResult
-from stages.engine.engine import EngineError, Pause
+from stages.engine.engine import EngineError, EngineSettings, Pause
 from stages.engine.openai_engine import seed_of
-
-if TYPE_CHECKING:
-    from stages.agent.player import EngineSettings
 
 
 class VllmBackend:

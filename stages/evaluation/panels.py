@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from stages.agent.player import EngineSettings, Player, open_player
+from stages.agent.player import Player, open_player
 from stages.agent.scaffold import Scaffold
 from stages.curation.panel import Panel, make_panel, read_panel
-from stages.engine.engine import Engine, Sampling
+from stages.engine.engine import Engine, EngineSettings, Sampling
 from stages.environments.protocol import Domain, Environment
 from stages.environments.registry import load_domain
 from stages.records.episode import Episode, TurnRecord, episode_row, read_tasks
@@ -65,6 +65,8 @@ class Settings:
     sampling: Sampling
     engine: EngineSettings
     scaffold: Scaffold = field(default_factory=Scaffold)
+    environment_processes: int = 0
+    """Processes that hold the environments; 0: this one."""
 
 
 @dataclass(frozen=True)
@@ -270,7 +272,7 @@ def play(job: Job, settings: Settings) -> Outcome:
     domain = load_domain(job.domain, job.environment)
     labels = Labels(settings.seed, job.policy_hash, job.panel, STREAM)
     requests = attempts(map(scaffold.brief, job.tasks), job.attempts)
-    with EnvironmentPool(partial(_make, scaffold, domain, job.worlds), engine_settings.environment_processes) as pool:
+    with EnvironmentPool(partial(_make, scaffold, domain, job.worlds), settings.environment_processes) as pool:
         episodes = collect(
             *(engine_of(job, player, settings), player.chat, pool, requests, settings.sampling, labels),
             max_length=engine_settings.max_length,

@@ -21,7 +21,7 @@ def run(context: StageContext) -> None:
     from stages.records.episode import write_json
     from stages.records.sections import params_hash
     from stages.runtime.checkpoints import Checkpoints
-    from stages.training.loop import make_processes, run_loop, write_history
+    from stages.training.common.loop import make_processes, run_loop, write_history
 
     folder = context.data / "base"
     settings = load_settings(folder / "params.yaml")

@@ -15,11 +15,11 @@ from stages.pretraining.corpus import Chat
 from stages.pretraining.settings import Settings
 from stages.records.episode import Owner
 from stages.seeding import seed_torch
-from stages.training.loop import Learner, Sums, Update
-from stages.training.optimiser import make_optimiser, warmup_stable_decay
+from stages.training.common.loop import Learner, Sums, Update
+from stages.training.common.optimiser import make_optimiser, warmup_stable_decay
 
 if TYPE_CHECKING:
-    from stages.training.processes import Processes
+    from stages.training.common.processes import Processes
 
 MICRO_BATCH = 8
 SETTLED = 25
@@ -100,8 +100,8 @@ def predictions(model: Any, ids: Tensor, keep: Tensor, tokens: Tensor | None = N
 
 
 class PretrainJob:
-    """See stages.training.loop.Job. A step trains on the corpus batch at `place`, sorted by length; `place` then moves to the
-    next batch, or to the next phase's first batch if a phase ends early. The learning rate is a function of `place`."""
+    """See stages.training.common.loop.Job. A step trains on the corpus batch at `place`, sorted by length; `place` then moves to
+    the next batch, or to the next phase's first batch if a phase ends early. The learning rate is a function of `place`."""
 
     def __init__(self, samples: Sequence[Sample], settings: Settings, vocabulary: int, processes: Processes) -> None:
         self.samples, self.settings = samples, settings

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pydantic import BaseModel
 
 if TYPE_CHECKING:
-    from stages.params import Params
+    from stages.runtime.run_params import RunParams
     from stages.runtime.validation import Section
 
 
@@ -25,7 +25,7 @@ def deep_merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, 
     return merged
 
 
-def section_of(params: Params, name: str, domain: str) -> Any:
+def section_of(params: RunParams, name: str, domain: str) -> Any:
     """Section `name` with the overrides of `domain`. Raises pydantic's ValidationError for invalid overrides."""
     shared: Section = getattr(params, name)
     override = getattr(params.per_domain[domain], name)
@@ -39,7 +39,7 @@ class Seeded(Protocol):
     seed: int | None
 
 
-def seed_of(params: Params, section: Seeded) -> int:
+def seed_of(params: RunParams, section: Seeded) -> int:
     """The section's own seed, or `params.seed` where it is null."""
     return params.seed if section.seed is None else section.seed
 

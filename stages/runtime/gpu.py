@@ -9,13 +9,10 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from stages.runtime.files import locked
 from stages.runtime.lineage import stage_entry
-
-if TYPE_CHECKING:
-    from stages.params import Params
+from stages.runtime.run_params import RunParams
 
 
 def user_folder() -> Path:
@@ -55,6 +52,6 @@ def own_gpu(device: str, title: str) -> Iterator[None]:
         yield
 
 
-def uses_gpu(root: Path, name: str, params: Params) -> bool:
+def uses_gpu(root: Path, name: str, params: RunParams) -> bool:
     """Whether the stage uses a GPU: params.yaml sets one, and dvc.yaml lists resources.device for the stage."""
     return params.resources.device.startswith("cuda") and "resources.device" in stage_entry(root, name, None).get("params", [])

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 from stages.runtime import spans
 from stages.runtime.command import OUTPUT_CLOSED, OutputClosed, command
@@ -24,15 +24,13 @@ from stages.runtime.lineage import identity, input_hashes, output_hashes
 from stages.runtime.parent import die_with_parent
 from stages.runtime.progress import FOLDER as PROGRESS
 from stages.runtime.progress import Progress, progress
+from stages.runtime.run_params import RunParams
 from stages.runtime.shards import BESIDE, Shard, run_shards
 from stages.runtime.speed import speed
 from stages.runtime.team import Team, TeamError, started
 from stages.runtime.tracker import Tracker
 from stages.runtime.validation import ParamsError
 from stages.runtime.workers import quiet_environment
-
-if TYPE_CHECKING:
-    from stages.params import Params
 
 FAILED, BAD_PARAMETERS = 1, 2
 """Exit codes. FAILED: something outside the stage failed (a full disk, a lost device) or an unexpected exception occurred; a
@@ -47,7 +45,7 @@ class StageContext:
 
     name: str
     domain: str | None
-    params: Params
+    params: RunParams
     root: Path
     tracker: Tracker
     main: bool = True
@@ -98,7 +96,7 @@ class StageContext:
         self.tracker.artifact(path)
 
 
-def share_machine(params: Params, beside: int) -> Params:
+def share_machine(params: RunParams, beside: int) -> RunParams:
     """Parameters of one of `beside` processes that share this machine's workers."""
     own = {"workers": max(1, params.resources.workers // beside)}
     return params.model_copy(update={"resources": params.resources.model_copy(update=own)})
@@ -120,14 +118,14 @@ def launch(root: Path, name: str, config: str) -> None:
 class Settings(Protocol):
     """The functions of stages.params needed to start a stage; passed in, since that module imports every part's settings."""
 
-    def load_params(self, path: Path) -> Params: ...
+    def load_params(self, path: Path) -> RunParams: ...
 
-    def check_launch(self, params: Params, root: Path) -> None: ...
+    def check_launch(self, params: Any, root: Path) -> None: ...
 
-    def check_architecture(self, params: Params, root: Path) -> None: ...
+    def check_architecture(self, params: Any, root: Path) -> None: ...
 
 
-OpenTracker = Callable[[Path, str, "str | None", "Params"], Tracker]
+OpenTracker = Callable[[Path, str, "str | None", Any], Tracker]
 """stages.tracking.open_tracker: root, stage, domain, params."""
 
 

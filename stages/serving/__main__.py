@@ -45,7 +45,7 @@ def bound(port: int) -> socket.socket:
 
 def engine_settings(params: Params, kind: str, port: int) -> Any:
     """Settings of the back end `kind`. Raises ValueError if this server would be its own back end."""
-    from stages.agent.player import EngineSettings
+    from stages.engine.engine import EngineSettings
 
     model = params.model
     settings = replace(EngineSettings.of(params.resources, model.max_length, model.thinking), kind=kind, text=False)

@@ -23,8 +23,8 @@ from stages.engine.engine import Sampling
 from stages.engine.sampling import candidate_entropy
 from stages.engine.torch_engine import TorchEngine
 from stages.records.episode import Episode, Owner
-from stages.training.batches import trajectory_batch
-from stages.training.shared_prefixes import make_layout
+from stages.training.common.batches import trajectory_batch
+from stages.training.common.shared_prefixes import make_layout
 
 SIZE = 6
 

@@ -25,7 +25,7 @@ from stages.exchange.episodes import conversation
 from stages.params import ParamsError, parse_params
 from stages.records.episode import Owner
 from stages.records.thinking import ParsedTurn, Thinking, parse_turn
-from stages.training.batches import OVERLONG
+from stages.training.common.batches import OVERLONG
 
 ROOT = Path(__file__).resolve().parents[2]
 MARKS = Thinking()

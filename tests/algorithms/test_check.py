@@ -12,7 +12,7 @@ from stages.algorithms.batch import Extra
 from stages.algorithms.card import OfflineLosses
 from stages.algorithms.registry import composition, names
 from stages.runtime.checking import Findings
-from stages.training.batches import take
+from stages.training.common.batches import take
 
 
 @pytest.mark.parametrize("name", names())

@@ -14,7 +14,7 @@ from stages.algorithms.parts.loss import denominators
 from stages.algorithms.parts.whole_groups import GroupSizes
 from stages.algorithms.settings import Rl
 from stages.runtime.validation import ParamsError
-from stages.training.batches import take
+from stages.training.common.batches import take
 
 Y = [1.0, 0.0, 0.0, 0.0]
 R = [0.2, -0.1, 0.0, 0.3]

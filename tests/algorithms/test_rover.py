@@ -20,8 +20,8 @@ from stages.algorithms.parts.loss import MeanLogprobs, denominators
 from stages.algorithms.settings import Rl
 from stages.runtime.resources import Resources
 from stages.runtime.validation import ParamsError
-from stages.training.batches import trajectory_batch
-from stages.training.loop import make_processes
+from stages.training.common.batches import trajectory_batch
+from stages.training.common.loop import make_processes
 from stages.training.rl.models import Models
 
 ABSOLUTE = {"advantage": {"mean": "none"}}

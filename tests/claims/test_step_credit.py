@@ -15,7 +15,7 @@ from stages.environments.keydoor.settings import KeydoorSettings, WeightedLevel
 from stages.params import ROOT
 from stages.records.episode import Episode, Owner, TurnRecord, write_json
 from stages.reporting import step_credit_page
-from stages.training.batches import trajectory_batch
+from stages.training.common.batches import trajectory_batch
 
 
 def test_correlation_interval_and_same_sign() -> None:

@@ -23,11 +23,11 @@ from completions_server import serving
 from toy_environment import CountingEnvironment, toy_tasks
 
 from stages.agent.environment_pool import EnvironmentPool
-from stages.agent.player import EngineSettings, open_player, served_name
+from stages.agent.player import open_player, served_name
 from stages.agent.policy import load_policy
 from stages.agent.rollout import Labels, attempts, collect
 from stages.engine.completion_engine import TurnRequest
-from stages.engine.engine import Engine, EngineError, Sampling
+from stages.engine.engine import Engine, EngineError, EngineSettings, Sampling
 from stages.engine.openai_engine import parse_choice, request_fields, seed_of
 from stages.engine.torch_engine import TorchEngine
 from stages.records.episode import Episode

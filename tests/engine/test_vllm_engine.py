@@ -14,9 +14,9 @@ import torch
 from toy_environment import CountingEnvironment, toy_tasks
 
 from stages.agent.environment_pool import EnvironmentPool
-from stages.agent.player import EngineSettings, open_player
+from stages.agent.player import open_player
 from stages.agent.rollout import Labels, attempts, collect
-from stages.engine.engine import EngineError, Sampling
+from stages.engine.engine import EngineError, EngineSettings, Sampling
 from stages.runtime.resources import EngineParams, Resources
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from stages.agent.player import EngineSettings
 from stages.agent.scaffold import THINKING, Scaffold
 from stages.curation.panel import PanelMismatchError
-from stages.engine.engine import Sampling
+from stages.engine.engine import EngineSettings, Sampling
 from stages.environments.registry import load_domain
 from stages.evaluation import panels as panels_module
 from stages.evaluation.panels import Settings, jobs_of, load_panels, play, row_of, solution_of

@@ -37,7 +37,7 @@ from stages.records.episode import (
 from stages.reporting.sections.data import _curate_domain
 from stages.runtime.stage import StageContext
 from stages.runtime.validation import ParamsError
-from stages.training.documents import encode
+from stages.training.common.documents import encode
 from stages.training.rl.demonstrations import ExternalEpisodes
 from stages.training.rl.pairs import imported_pairs
 

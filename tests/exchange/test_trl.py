@@ -13,7 +13,7 @@ from stages.agent.policy import load_policy
 from stages.exchange.episodes import episode_rows
 from stages.exchange.records import write_records
 from stages.records.episode import Episode, Owner, TurnRecord
-from stages.training.documents import encode
+from stages.training.common.documents import encode
 from stages.training.rl.pairs import imported_pair
 
 trl = pytest.importorskip("trl", reason="needs the extra `interop`: pip install 'bellwether[interop]'")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stages.pretraining.job import SETTLED, PretrainJob
 from stages.pretraining.settings import Phase, Settings
 from stages.runtime.resources import Resources
-from stages.training.loop import make_processes
+from stages.training.common.loop import make_processes
 
 
 def make_job() -> PretrainJob:

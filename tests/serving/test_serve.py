@@ -22,10 +22,10 @@ from served import WAIT_S
 from stages.agent.best_of_n import BestOfEngine, by_logprob, by_scorer, choose, per_token
 from stages.agent.chat import Chat
 from stages.agent.environment_pool import EnvironmentPool
-from stages.agent.player import EngineSettings, open_player
+from stages.agent.player import open_player
 from stages.agent.policy import load_policy, policy_hash, save_policy
 from stages.agent.rollout import Labels, action_key, attempts, collect
-from stages.engine.engine import Sampling, Turn
+from stages.engine.engine import EngineSettings, Sampling, Turn
 from stages.engine.openai_engine import seed_of
 from stages.engine.torch_engine import TorchEngine
 from stages.environments.protocol import Observation, Step

@@ -22,10 +22,10 @@ from stages.engine.torch_engine import TorchEngine
 from stages.params import parse_params
 from stages.runtime.resources import Resources
 from stages.runtime.validation import ParamsError
-from stages.training.adapters import add_adapters, deltas, load_trained_state, reference_of, trained_state, twin
-from stages.training.ledger import Ledger
-from stages.training.loop import Learner, make_processes
-from stages.training.optimiser import make_optimiser, warmup_constant
+from stages.training.common.adapters import add_adapters, deltas, load_trained_state, reference_of, trained_state, twin
+from stages.training.common.ledger import Ledger
+from stages.training.common.loop import Learner, make_processes
+from stages.training.common.optimiser import make_optimiser, warmup_constant
 from stages.training.rl.critic import Critic
 from stages.training.rl.models import Models
 from stages.training.rl.policy_updates import PolicyUpdates

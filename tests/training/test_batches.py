@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stages.training.batches import minibatches, plan_micro_batches, take, trajectory_batch, turn_boundaries
+from stages.training.common.batches import minibatches, plan_micro_batches, take, trajectory_batch, turn_boundaries
 from training.toys import make_episode
 
 

@@ -8,7 +8,7 @@ import torch
 from stages.agent.chat import Chat
 from stages.agent.logprobs import token_logprobs
 from stages.agent.policy import load_policy
-from stages.training.documents import encode, epoch_batches, micro_batches, steps_per_epoch
+from stages.training.common.documents import encode, epoch_batches, micro_batches, steps_per_epoch
 from training.toys import demonstration, letter_tasks
 
 

@@ -22,9 +22,9 @@ from stages.algorithms.parts.external import PolicyVocabulary
 from stages.algorithms.settings import Rl
 from stages.records.episode import IMPORTED, NOISY, Owner, read_episodes, read_rows, write_episodes
 from stages.runtime.resources import Resources
-from stages.training.batches import trajectory_batch
-from stages.training.ledger import Ledger
-from stages.training.loop import make_processes
+from stages.training.common.batches import trajectory_batch
+from stages.training.common.ledger import Ledger
+from stages.training.common.loop import make_processes
 from stages.training.rl.demonstrations import ExternalEpisodes, as_external
 from stages.training.rl.models import Models
 from stages.training.rl.offline_dataset import read_offline_dataset

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stages.training.ledger import Ledger
+from stages.training.common.ledger import Ledger
 
 MASK = torch.tensor([[False, True, True], [False, True, False]])
 

@@ -12,8 +12,8 @@ from stages.agent.logprobs import score_tokens
 from stages.agent.policy import load_policy
 from stages.algorithms.batch import LossTerms
 from stages.runtime.resources import Resources
-from stages.training.loop import Learner, make_processes, merge_sums, write_history
-from stages.training.optimiser import COSINE_FLOOR, make_optimiser, warmup_constant, warmup_cosine
+from stages.training.common.loop import Learner, make_processes, merge_sums, write_history
+from stages.training.common.optimiser import COSINE_FLOOR, make_optimiser, warmup_constant, warmup_cosine
 
 
 def make_learner(seed: int = 0, max_grad_norm: float = 1.0) -> Learner:

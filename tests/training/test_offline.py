@@ -20,10 +20,10 @@ from stages.algorithms.algorithm import resolve
 from stages.algorithms.registry import composition, names
 from stages.algorithms.settings import Rl
 from stages.records.episode import IMPORTED, NOISY, Episode, Owner, read_tasks, write_episodes
-from stages.training.loop import make_processes
-from stages.training.rl.dueling import read_reference
+from stages.training.common.loop import make_processes
 from stages.training.rl.offline import OfflineJob
 from stages.training.rl.offline_episodes import OfflineEpisode, kind_counts, offline_episodes
+from stages.training.rl.offline_scores import read_reference
 from stages.training.rl.sampler import EpochSampler
 from stages.values.token_q import bounded, load_token_q
 from training.toys import FirstLetterEnvironment, KilledError, demonstration, kill_at_step, letter_tasks, make_episode, outputs

@@ -17,7 +17,7 @@ from stages.algorithms.registry import composition, names
 from stages.algorithms.settings import Rl
 from stages.annotation.pairs import PAIR_SCHEMA
 from stages.records.episode import read_rows, write_table
-from stages.training.loop import make_processes
+from stages.training.common.loop import make_processes
 from stages.training.rl.preference import PreferenceJob
 from training.toys import PAIRS, KilledError, kill_at_step, outputs, store_pairs
 

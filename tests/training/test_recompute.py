@@ -14,9 +14,9 @@ from stages.agent.logprobs import token_logprobs
 from stages.agent.policy import load_policy
 from stages.engine.engine import Sampling
 from stages.engine.torch_engine import TorchEngine
-from stages.training.recompute import recompute_layers
+from stages.training.common.recompute import recompute_layers
+from stages.training.common.shared_prefixes import can_share
 from stages.training.rl.critic import Critic
-from stages.training.shared_prefixes import can_share
 from stages.values.settings import HeadParams
 
 IDS = torch.arange(5, 29).reshape(2, 12)

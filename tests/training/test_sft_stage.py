@@ -77,7 +77,7 @@ def test_lora_learns_and_saves_a_full_model(make_context, tiny_policy, other_pre
 
     from stages.agent.chat import Chat
     from stages.agent.policy import load_policy
-    from stages.training.supervised import SftJob
+    from stages.training.sft.job import SftJob
 
     context = make_context(
         "sft",
@@ -128,7 +128,7 @@ def test_training_stops_early_and_keeps_the_best_weights(make_context):
 
     from stages.agent.chat import Chat
     from stages.agent.policy import load_policy
-    from stages.training.supervised import SftJob
+    from stages.training.sft.job import SftJob
 
     policy = load_policy(context.root / "data/models/sft", attention="sdpa")
     job = SftJob(context.params, policy.model, Chat(policy.tokenizer), sft.read_demonstrations(context))

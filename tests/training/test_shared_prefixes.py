@@ -17,12 +17,12 @@ from stages.algorithms.settings import Rl
 from stages.engine.decoder import FAMILIES
 from stages.records.episode import Owner
 from stages.runtime.resources import Resources
-from stages.training.batches import take, trajectory_batch
-from stages.training.ledger import Ledger
-from stages.training.loop import make_processes
+from stages.training.common.batches import take, trajectory_batch
+from stages.training.common.ledger import Ledger
+from stages.training.common.loop import make_processes
+from stages.training.common.shared_prefixes import can_share, in_order, make_layout, plan_shared, sharing_states
 from stages.training.rl.models import Models
 from stages.training.rl.policy_updates import PolicyUpdates
-from stages.training.shared_prefixes import can_share, in_order, make_layout, plan_shared, sharing_states
 from training.toys import make_episode
 
 PROMPTS = {"a": 30, "b": 45, "c": 12}
@@ -106,7 +106,7 @@ def test_layout_holds_each_distinct_prefix_once(model):
 @pytest.mark.parametrize("families", [FAMILIES, ()], ids=["layers", "model"])
 def test_states_are_those_of_the_dense_pass(model, families, monkeypatch):
     """Contract: both by the layers' modules and by the forward pass of a model of an unknown family."""
-    monkeypatch.setattr("stages.training.shared_prefixes.FAMILIES", families)
+    monkeypatch.setattr("stages.training.common.shared_prefixes.FAMILIES", families)
     batch = with_equal_turns(make_batch(model.config.vocab_size))
     for rows in plan_shared(batch.token_ids, batch.mask, range(batch.size), 90):
         micro = take(batch, rows)

@@ -12,9 +12,9 @@ from stages.algorithms.algorithm import resolve
 from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.settings import Rl
 from stages.runtime.resources import Resources
-from stages.training.batches import plan_whole_groups, trajectory_batch
-from stages.training.ledger import Ledger
-from stages.training.loop import make_processes
+from stages.training.common.batches import plan_whole_groups, trajectory_batch
+from stages.training.common.ledger import Ledger
+from stages.training.common.loop import make_processes
 from stages.training.rl.models import Models
 from stages.training.rl.policy_updates import PolicyUpdates
 from training.toys import make_episode

@@ -11,7 +11,7 @@ import torch
 
 from stages.agent.logprobs import predicting_states
 from stages.agent.policy import load_policy
-from stages.training.shared_prefixes import sharing_states
+from stages.training.common.shared_prefixes import sharing_states
 from stages.values.heads import make_head
 from stages.values.settings import HeadParams
 from stages.values.step_value import StepValueModel

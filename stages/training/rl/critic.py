@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from stages.agent.logprobs import States, predicting_states
-from stages.training.adapters import twin
+from stages.training.common.adapters import twin
 from stages.values.heads import make_head
 from stages.values.settings import HeadParams
 from stages.values.step_value import StepValueModel, check_same_head

@@ -13,8 +13,8 @@ from stages.algorithms.parts.selection import Selection
 from stages.curation.model_aware import shares
 from stages.records.task import Task, opening
 from stages.seeding import stream
-from stages.training.batches import padded, plan_micro_batches
-from stages.training.processes import Processes
+from stages.training.common.batches import padded, plan_micro_batches
+from stages.training.common.processes import Processes
 from stages.values.step_value import StepValueModel
 
 RATE = 0.5

@@ -11,9 +11,9 @@ from stages.agent.policy import Policy
 from stages.algorithms.algorithm import Algorithm
 from stages.environments.protocol import Domain
 from stages.records.sections import seed_of
-from stages.training.ledger import Ledger
-from stages.training.loop import Job
-from stages.training.processes import Processes
+from stages.training.common.ledger import Ledger
+from stages.training.common.loop import Job
+from stages.training.common.processes import Processes
 from stages.training.rl.models import Models
 
 if TYPE_CHECKING:

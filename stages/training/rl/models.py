@@ -23,14 +23,21 @@ from stages.algorithms.parts.loss import MeanLogprobs, kl_estimate
 from stages.algorithms.parts.progress import Progress
 from stages.algorithms.parts.turn_critic import TurnCritic
 from stages.algorithms.settings import Rl
-from stages.training.adapters import reference_of, twin
-from stages.training.batches import plan_micro_batches, plan_whole_groups, take, trained_lengths, turn_boundaries, turn_ends
-from stages.training.loop import Learner
-from stages.training.optimiser import make_optimiser, warmup_constant
-from stages.training.processes import Processes
-from stages.training.recompute import recompute_layers, recomputes
+from stages.training.common.adapters import reference_of, twin
+from stages.training.common.batches import (
+    plan_micro_batches,
+    plan_whole_groups,
+    take,
+    trained_lengths,
+    turn_boundaries,
+    turn_ends,
+)
+from stages.training.common.loop import Learner
+from stages.training.common.optimiser import make_optimiser, warmup_constant
+from stages.training.common.processes import Processes
+from stages.training.common.recompute import recompute_layers, recomputes
+from stages.training.common.shared_prefixes import can_share, plan_shared, sharing_states
 from stages.training.rl.critic import Critic
-from stages.training.shared_prefixes import can_share, plan_shared, sharing_states
 from stages.values.progress import ProgressEstimator
 from stages.values.settings import HeadParams
 from stages.values.step_value import StepValueModel

@@ -19,9 +19,9 @@ from stages.algorithms.batch import LossTerms, TrajectoryBatch
 from stages.engine.engine import Engine, Sampling, Turn
 from stages.records.episode import Episode, Owner, TurnRecord
 from stages.seeding import key64
-from stages.training.adapters import trained_names, twin
-from stages.training.batches import padded, trajectory_batch, turn_boundaries, turn_ends
-from stages.training.loop import Update
+from stages.training.common.adapters import trained_names, twin
+from stages.training.common.batches import padded, trajectory_batch, turn_boundaries, turn_ends
+from stages.training.common.loop import Update
 from stages.training.rl.models import Models
 from stages.training.rl.policy_updates import PolicyUpdates
 from stages.training.rl.replay_buffer import ReplayBuffer

@@ -23,15 +23,15 @@ from stages.algorithms.parts.offline import OfflineBatch, Scores, ValueFit, requ
 from stages.environments.protocol import Domain
 from stages.records.episode import read_tasks
 from stages.seeding import seed_torch
-from stages.training.batches import padded, plan_micro_batches
-from stages.training.loop import Learner, Sums, Update
-from stages.training.optimiser import make_optimiser, warmup_constant
-from stages.training.processes import Processes
+from stages.training.common.batches import padded, plan_micro_batches
+from stages.training.common.loop import Learner, Sums, Update
+from stages.training.common.optimiser import make_optimiser, warmup_constant
+from stages.training.common.processes import Processes
 from stages.training.rl.critic import Critic
-from stages.training.rl.dueling import Dueling, read_policy, read_reference, scattered
 from stages.training.rl.job import History, RlJob, window_means
 from stages.training.rl.models import Models, make_learners
 from stages.training.rl.offline_episodes import KINDS, kind_counts, mean_returns, offline_episodes
+from stages.training.rl.offline_scores import Dueling, read_policy, read_reference, scattered
 from stages.training.rl.sampler import EpochSampler
 from stages.values.settings import HeadParams
 from stages.values.token_q import Scale, TokenQ, advantages, bounded, raw_of, recovered

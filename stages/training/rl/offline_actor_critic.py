@@ -12,8 +12,8 @@ from stages.engine.torch_engine import TorchEngine
 from stages.environments.protocol import Domain
 from stages.environments.registry import returns_of
 from stages.records.episode import read_tasks
-from stages.training.loop import Sums, Update
-from stages.training.processes import Processes
+from stages.training.common.loop import Sums, Update
+from stages.training.common.processes import Processes
 from stages.training.rl.job import History, RlJob
 from stages.training.rl.models import Models, make_learners
 from stages.training.rl.off_policy import OffPolicy

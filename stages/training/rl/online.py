@@ -23,9 +23,9 @@ from stages.environments.protocol import Domain
 from stages.environments.registry import returns_of
 from stages.records.episode import Episode, episode_row, read_episodes, read_json, read_tasks
 from stages.records.sections import params_hash
-from stages.training.batches import trajectory_batch
-from stages.training.loop import Sums, Update
-from stages.training.processes import Processes
+from stages.training.common.batches import trajectory_batch
+from stages.training.common.loop import Sums, Update
+from stages.training.common.processes import Processes
 from stages.training.rl.curriculum import TaskSampler, first_values, selected
 from stages.training.rl.demonstrations import ExternalEpisodes
 from stages.training.rl.job import History, RlJob, window_means

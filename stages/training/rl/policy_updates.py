@@ -14,9 +14,9 @@ from stages.algorithms.batch import LossTerms, TrajectoryBatch
 from stages.algorithms.parts.group_resampling import forward_rows
 from stages.algorithms.parts.loss import Denominators, denominators
 from stages.seeding import permutation
-from stages.training.batches import minibatches, take
-from stages.training.ledger import Ledger
-from stages.training.loop import Sums, Update
+from stages.training.common.batches import minibatches, take
+from stages.training.common.ledger import Ledger
+from stages.training.common.loop import Sums, Update
 from stages.training.rl.models import Models
 
 LOGPROB_TOLERANCE = {"float32": 1e-5, "bfloat16": 0.1}

@@ -18,9 +18,9 @@ from stages.algorithms.batch import LossTerms
 from stages.algorithms.parts.preference import LOSSES, REFERENCE_FREE, PairScores, margin
 from stages.annotation.continuations import Continuation, Pair
 from stages.environments.protocol import Domain
-from stages.training.batches import padded, plan_micro_batches
-from stages.training.loop import Sums, Update
-from stages.training.processes import Processes
+from stages.training.common.batches import padded, plan_micro_batches
+from stages.training.common.loop import Sums, Update
+from stages.training.common.processes import Processes
 from stages.training.rl.job import History, RlJob
 from stages.training.rl.models import Models, make_learners
 from stages.training.rl.pairs import imported_pairs, tree_pairs

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from stages.algorithms.batch import TrajectoryBatch
 from stages.records.episode import Episode, Owner
-from stages.training.step_keys import step_keys, tools_called
+from stages.training.common.step_keys import step_keys, tools_called
 
 OVERLONG = ("context", "length", "thinking")
 """Stop reasons of episodes that ran out of tokens."""

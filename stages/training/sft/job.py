@@ -13,17 +13,17 @@ from stages.agent.chat import Chat
 from stages.agent.logprobs import predicting_states, token_logprobs
 from stages.algorithms.batch import LossTerms
 from stages.records.episode import Episode
-from stages.training.adapters import load_trained_state, trained_state
-from stages.training.documents import Documents, encode, epoch_batches, micro_batches, steps_per_epoch
-from stages.training.ledger import Ledger
-from stages.training.loop import Job, Learner, Sums, Update, make_processes
-from stages.training.optimiser import make_optimiser, warmup_cosine
-from stages.training.processes import gather_full
-from stages.training.settings import Sft
-from stages.training.shared_prefixes import can_share, sharing_states
+from stages.training.common.adapters import load_trained_state, trained_state
+from stages.training.common.documents import Documents, encode, epoch_batches, micro_batches, steps_per_epoch
+from stages.training.common.ledger import Ledger
+from stages.training.common.loop import Job, Learner, Sums, Update, make_processes
+from stages.training.common.optimiser import make_optimiser, warmup_cosine
+from stages.training.common.processes import gather_full
+from stages.training.common.shared_prefixes import can_share, sharing_states
+from stages.training.sft.settings import Sft
 
 if TYPE_CHECKING:
-    from stages.params import Params
+    from stages.runtime.run_params import RunParams
     from stages.runtime.team import Team
 
 
@@ -36,7 +36,7 @@ class SftJob(Job):
 
     def __init__(
         self,
-        params: Params,
+        params: RunParams,
         model: Any,
         chat: Chat,
         demonstrations: Mapping[str, Sequence[Episode]],

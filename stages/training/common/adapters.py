@@ -19,21 +19,21 @@ from stages.agent.policy import write_folder
 from stages.agent.settings import Lora
 from stages.engine.adapters import CONFIG, PREFIX, WEIGHTS, AdapterError, low_rank
 from stages.seeding import seed_torch
-from stages.training.recompute import recompute_layers
+from stages.training.common.recompute import recompute_layers
 
 if TYPE_CHECKING:
-    from stages.params import Params
+    from stages.runtime.run_params import RunParams
 
 _NAME = "default"
 
 
-def weight_precision(params: Params) -> str:
+def weight_precision(params: RunParams) -> str:
     """Precision in which to load a model for training: float32, which the optimiser needs, or, under LoRA, that of the run, since
     frozen weights need no float32 master copy."""
     return params.resources.precision if params.model.lora.rank else "float32"
 
 
-def prepare_model(model: Any, params: Params, *key: object) -> None:
+def prepare_model(model: Any, params: RunParams, *key: object) -> None:
     """Apply `model.lora` and `model.gradient_checkpointing` to a loaded model; `key`, which begins with the stage's seed, seeds
     the random factors."""
     if params.model.lora.rank:

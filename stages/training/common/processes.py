@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from stages.runtime.spans import span
-from stages.training.gradients import AutogradSum, GradientSum, OrderedSum, TeamSum
+from stages.training.common.gradients import AutogradSum, GradientSum, OrderedSum, TeamSum
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

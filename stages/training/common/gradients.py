@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from stages.runtime.team import Team
-    from stages.training.processes import Processes
+    from stages.training.common.processes import Processes
 
 
 class GradientSum(Protocol):

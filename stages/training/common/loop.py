@@ -24,9 +24,9 @@ from stages.runtime.checkpoints import Checkpoints
 from stages.runtime.files import atomic_text
 from stages.runtime.resources import Resources
 from stages.runtime.spans import span
-from stages.training.adapters import load_trained_state, trained_state
-from stages.training.optimiser import Schedule
-from stages.training.processes import Processes, gather_full, shard_like
+from stages.training.common.adapters import load_trained_state, trained_state
+from stages.training.common.optimiser import Schedule
+from stages.training.common.processes import Processes, gather_full, shard_like
 
 if TYPE_CHECKING:
     from stages.runtime.stage import StageContext

@@ -28,7 +28,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
 from stages.engine.decoder import FAMILIES, hooked
-from stages.training.recompute import recomputes
+from stages.training.common.recompute import recomputes
 
 ATTENTION = "shared_prefixes"
 SPREAD = 1.5

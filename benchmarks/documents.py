@@ -32,7 +32,7 @@ TITLE = "Speed compared with TRL, transformers and mergekit, and scaling with sl
 
 def number(value: float) -> str:
     """Three significant digits, thousands separated."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
 
 
 def in_order(scenarios: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,12 +53,18 @@ def table(scenarios: Mapping[str, Any]) -> str:
     return markdown_table(("scenario", "ours", "theirs", "unit", "speed-up (lowest to highest)", "against"), lines, "lrrlrl")
 
 
+def counted(count: int, one: str, several: str = "") -> str:
+    """2, thread -> 2 threads."""
+    return f"{count} {one if count == 1 else several or f'{one}s'}"
+
+
 def conditions(raw: Mapping[str, Any]) -> str:
     """Machine, versions and procedure of the measurement."""
     machine = raw["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in sorted(machine["versions"].items()))
+    ours = f"{counted(machine['workers'], 'process', 'processes')} of {counted(machine['threads'], 'thread')}"
     return (
-        f"{machine['cpu']}, {machine['cores']} cores (ours: {machine['workers']} processes x {machine['threads']} thread), "
+        f"{machine['cpu']}, {machine['cores']} cores (ours: {ours}), "
         f"{machine['precision']}; alternating order, {raw['warm_ups']} warm-up, medians of up to {raw['repeats']} repeats. "
         f"{versions}. All scenarios together took {sum(raw['scenario_seconds'].values()) / 60:.0f} minutes."
     )

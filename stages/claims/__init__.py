@@ -1,1 +1,1 @@
-"""The claims board: published claims as experiments that the ordinary stages run, and what came of them."""
+"""The claims board: published claims as experiments that the ordinary stages run, and their verdicts."""

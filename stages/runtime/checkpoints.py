@@ -61,11 +61,11 @@ class Checkpoints:
         import torch
 
         with torch.serialization.safe_globals(self.classes):
-            strangers = torch.serialization.get_unsafe_globals_in_checkpoint(written)
-        if strangers:
+            foreign = torch.serialization.get_unsafe_globals_in_checkpoint(written)
+        if foreign:
             written.unlink()
             raise TypeError(
-                f"checkpoint '{name}' holds {', '.join(sorted(strangers))}, which can't be loaded; save tensors, numbers, "
+                f"checkpoint '{name}' holds {', '.join(sorted(foreign))}, which can't be loaded; save tensors, numbers, "
                 f"strings and containers of these, or name the dataclass in Checkpoints(classes=...)"
             )
 

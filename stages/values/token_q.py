@@ -55,7 +55,7 @@ def recovered(advantage: Tensor, value: Tensor, following: Tensor, gamma: float)
     return advantage + value - gamma * following
 
 
-def standing(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def target_and_best(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Log-probabilities [c] of targets [c] and of the likeliest tokens, from logits [c, V]."""
     logs = logits.log_softmax(-1)
     return logs.gather(-1, targets[:, None])[:, 0], logs.amax(-1)
@@ -86,7 +86,7 @@ class TokenQ(nn.Module):
         raw = self.output(action_states(self.backbone, history, actions)[:, :-1].float()) + self.residual(states.float())
         value = bounded(raw[..., 0], self.scale.r_max).cpu() * real
         targets = torch.tensor([token for action in actions for token in action], device=states.device)
-        taken, best = through_head(self.policy, states[real.to(states.device)], standing, targets)
+        taken, best = through_head(self.policy, states[real.to(states.device)], target_and_best, targets)
         advantage = torch.zeros(real.shape)
         advantage[real] = advantages(taken, best, self.scale.alpha).cpu()
         following = torch.cat([value[:, 1:], torch.zeros_like(value[:, :1])], 1)

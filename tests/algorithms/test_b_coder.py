@@ -15,7 +15,7 @@ from stages.algorithms.methods.stored_pg import policy_loss as gradient_loss
 from stages.algorithms.parts.offline import OfflineBatch, Scores, ValueFit
 from stages.algorithms.settings import Rl
 from stages.runtime.validation import ParamsError
-from stages.values.token_q import advantages, bounded, raw_of, standing
+from stages.values.token_q import advantages, bounded, raw_of, target_and_best
 
 
 def method(name: str = "b_coder", **settings: Any) -> Algorithm:
@@ -34,7 +34,7 @@ def offline_batch(
         paid[row, 1 : 1 + len(values)] = torch.tensor(values)
     tokens = torch.randint(0, vocabulary, (count, width), generator=generator)
     logits = torch.randn(count, width, vocabulary, generator=generator)
-    logs, best = (one.view(count, width) * mask for one in standing(logits.flatten(0, 1), tokens.flatten()))
+    logs, best = (one.view(count, width) * mask for one in target_and_best(logits.flatten(0, 1), tokens.flatten()))
     truth, length = torch.tensor(real), mask.sum(1)
     return (
         OfflineBatch(
@@ -62,7 +62,7 @@ def scores_of(logits: Tensor, batch: OfflineBatch, raw: Tensor | float = 1.0, re
 
 def test_softmax_of_q_is_the_policy_for_any_value() -> None:
     logits = torch.tensor([[2.0, 1.0, 0.0]])
-    found = [standing(logits, torch.tensor([token])) for token in range(3)]
+    found = [target_and_best(logits, torch.tensor([token])) for token in range(3)]
     advantage = torch.cat([advantages(taken, best, 1.0) for taken, best in found])
     torch.testing.assert_close(advantage, torch.tensor([0.0, -1.0, -2.0]))
     assert float(advantage.max()) == 0.0
@@ -126,7 +126,8 @@ def test_operator_is_a_gamma_contraction() -> None:
     assert abs(float(one[0, 1] - other[0, 1])) == pytest.approx(0.72)
     generator = torch.Generator().manual_seed(1)
     batch, logits = offline_batch([[0, 0, 1.0], [0, -0.3]], [True, False])
-    greedy_advantage = advantages(*(one.view(2, -1) for one in standing(logits.flatten(0, 1), batch.greedy.flatten())), 1.0)
+    scores = target_and_best(logits.flatten(0, 1), batch.greedy.flatten())
+    greedy_advantage = advantages(*(one.view(2, -1) for one in scores), 1.0)
     for gamma in (0.9, 1.0):
         first, second = (torch.randn(2, 4, generator=generator) for _ in range(2))
         found = [targets(batch.rewards, value + greedy_advantage, batch.mask, gamma) for value in (first, second)]
@@ -163,7 +164,7 @@ def test_values_and_q_are_bounded() -> None:
     assert float(value.max()) == pytest.approx(1.0)
     assert bool((value <= 1.0).all())
     logits = torch.randn(60_001, 5, generator=torch.Generator().manual_seed(6))
-    q = value + advantages(*standing(logits, torch.arange(60_001) % 5), 1.0)
+    q = value + advantages(*target_and_best(logits, torch.arange(60_001) % 5), 1.0)
     assert bool((q <= 1.0).all()), "also Q, since advantages are at most 0"
     assert float(q.max()) > 0.9
     for value in (0.3, -0.6, 0.9):

@@ -71,11 +71,11 @@ class Processes:
         return own
 
     def waiting_rounds(self, count: int) -> int:
-        """Of `count` items dealt by `shard`: in how many rounds this process of a team has none while others have."""
+        """Of `count` items that `shard` divides: in how many rounds this process of a team has none while others have."""
         return -(-count // self.count) - len(range(self.index, count, self.count)) if self.team is not None else 0
 
     def gather(self, own: Sequence[Item]) -> list[Item]:
-        """All processes' lists, one item of each in turn, which restores the order of items that `shard` dealt; the same in each
+        """All processes' lists, one item of each in turn, which restores the order of items before `shard`; the same in each
         process."""
         if self.count == 1:
             return list(own)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stages.values.token_q import standing
+from stages.values.token_q import target_and_best
 
 
 class Dueling(nn.Module):
@@ -22,7 +22,7 @@ class Dueling(nn.Module):
 
 def read_reference(logits: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
     """Log-probabilities of the targets and of the likeliest tokens, and the likeliest tokens (the lowest id among equals)."""
-    return *standing(logits, targets), (logits == logits.amax(-1, keepdim=True)).int().argmax(-1).float()
+    return *target_and_best(logits, targets), (logits == logits.amax(-1, keepdim=True)).int().argmax(-1).float()
 
 
 def read_policy(logits: Tensor, targets: Tensor, greedy: Tensor) -> tuple[Tensor, ...]:

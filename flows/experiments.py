@@ -18,8 +18,10 @@ from typing import Any
 import psutil
 
 from flows.overrides import FORCE, normalised
-from flows.process import ChildProcesses, Echo, StageFailedError, capture, python_environment, quoted, run_supervised
+from flows.process import ChildProcesses, Echo, StageFailedError, python_environment, quoted, run_supervised
 from flows.tracked import run_environment
+from stages.runtime.git import GitError
+from stages.runtime.git import git as run_git
 
 RESULTS = "reports/evaluation.json"
 RUN_FOLDERS, RUN_INFOS = Path(".dvc/tmp/exps/standalone"), Path(".dvc/tmp/exps/run")
@@ -31,10 +33,10 @@ TARGET = "evaluate"
 
 def git(root: Path, *arguments: str) -> str:
     """Output of a git command. Raises StageFailedError."""
-    done = capture(["git", *arguments], root)
-    if done.returncode:
-        raise StageFailedError(f"git {' '.join(arguments)} failed in {root}: {done.stderr.strip()}")
-    return done.stdout
+    try:
+        return run_git(root, *arguments)
+    except GitError as error:
+        raise StageFailedError(str(error)) from error
 
 
 def tree_state(root: Path) -> str:

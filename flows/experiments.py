@@ -2,6 +2,7 @@
 
 `dvc exp run --temp` leaves this checkout alone: it works in a copy below .dvc/tmp, shares this checkout's cache, and stores the
 results as an experiment, which `dvc exp show`, `apply` and `branch` take. Independent of Prefect and of the stages' work.
+Not DVC's own queue (`dvc queue start`): its workers are detached processes, which cancelling a flow would not end.
 """
 
 from __future__ import annotations

@@ -3,7 +3,10 @@
 All runs that agree in everything before rl start from one workspace, which `dvc repro` brings up to date with the checkout's DVC
 cache: the SFT policy is trained once for all arms and seeds, and evaluated once. An interrupted run resumes from its checkpoint,
 also at a later commit if no code that bears on it has changed. A run's workspace is removed once its outcome is stored
-(`release`)."""
+(`release`).
+
+Not DVC experiments, as in flows/experiments.py: these repeat the shared stages' checks in every run, start anew after a kill, and
+leave a git reference per run, of which the board has hundreds. Nor stages/designs/evaluations.py, which runs no stage but evaluate."""
 
 from __future__ import annotations
 

@@ -3,15 +3,19 @@ its combinations. Light to import: it checks params.yaml before anything runs.""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from stages.algorithms.card import PIECES, Composition
 from stages.algorithms.parts.part import parts_of, refuse_idle_keys, refuse_idle_parts
-from stages.algorithms.registry import composition
+from stages.algorithms.registry import composition, learns_token_values
 from stages.algorithms.settings import Rl
 from stages.runtime.validation import ParamsError, explain
+
+if TYPE_CHECKING:
+    from stages.runtime.run_params import RunParams
 
 
 def resolve_section(given: Rl, max_length: int | None = None) -> tuple[Composition, Rl]:
@@ -41,6 +45,17 @@ def resolve_section(given: Rl, max_length: int | None = None) -> tuple[Compositi
     resolved = Rl.model_validate(values)
     _check(given, resolved, method)
     return method, resolved
+
+
+def contradictions(method: Composition, rl: Rl, params: RunParams, domain: str) -> Iterator[str]:
+    """What makes the resolved section impossible with the other sections of `domain`, each with its remedy."""
+    if learns_token_values(method) and params.model.lora.rank:
+        yield (
+            f"rl.algorithm {method.card.slug} trains all weights of a value network, and model.lora.rank is "
+            f"{params.model.lora.rank}: set it to 0"
+        )
+    for part in parts_of(rl).values():
+        yield from part.contradictions(rl, method, params, domain)
 
 
 def _check(given: Rl, resolved: Rl, method: Composition) -> None:

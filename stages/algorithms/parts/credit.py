@@ -17,6 +17,7 @@ expected gradient.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -24,6 +25,7 @@ from pydantic import Field
 
 from stages.algorithms.batch import Extra
 from stages.algorithms.parts.part import AppliesTo, Part
+from stages.algorithms.parts.step_values import not_a_return
 from stages.runtime.validation import NonNegative, ParamsError, Share
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from stages.algorithms.batch import TrajectoryBatch
     from stages.algorithms.card import Composition
     from stages.algorithms.settings import Rl
+    from stages.runtime.run_params import RunParams
 
 
 class Credit(Part):
@@ -76,6 +79,19 @@ class Credit(Part):
             self._check_merging(rl)
         if self.kind == "progress":
             self._check_progress(rl)
+        if self.kind == "annotated" and not rl.reward.environments_own:
+            raise ParamsError(
+                "rl.credit.kind: annotated adds differences of expected environment rewards, and rl.reward replaces the "
+                "environment's rewards: set rl.reward.kind and density to environment and correct and wrong to null, or "
+                "credit.kind to outcome"
+            )
+
+    def contradictions(self, rl: Rl, method: Composition, params: RunParams, domain: str) -> Iterator[str]:
+        annotate = params.section("annotate", domain)
+        if self.kind == "progress" and self.step_reward != "rloo_broadcast" and annotate.progress.kind == "none":
+            yield "rl.credit.kind: progress needs the progress estimator, and annotate.progress.kind is none: set it to spa"
+        if self.kind == "annotated":
+            yield from not_a_return(annotate, "credit.kind: annotated", "kind to outcome")
 
     def _check_merging(self, rl: Rl) -> None:
         if self.kind == "branches" and rl.branching.kind == "none":

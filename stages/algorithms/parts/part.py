@@ -6,7 +6,7 @@ part, and takes the method's choice, or its default. Light to import.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,6 +17,7 @@ from stages.runtime.validation import ParamsError, Section
 if TYPE_CHECKING:
     from stages.algorithms.card import Composition
     from stages.algorithms.settings import Rl
+    from stages.runtime.run_params import RunParams
 
 
 class Layered(Section):
@@ -73,6 +74,10 @@ class Part(Layered):
 
     def check(self, rl: Rl, method: Composition) -> None:
         """Raise ParamsError for invalid combinations; `rl`: the resolved section."""
+
+    def contradictions(self, rl: Rl, method: Composition, params: RunParams, domain: str) -> Iterator[str]:
+        """What makes this part impossible with the other sections of `domain`, each with its remedy."""
+        yield from ()
 
 
 def get(rl: Rl, key: str) -> Any:

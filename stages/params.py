@@ -164,7 +164,11 @@ def parse_as(shape: type[P], values: Mapping[str, Any], source: str) -> P:
 def cross_checks(params: Params, domain: str, source: str) -> None:
     """Raise ParamsError where sections of `domain`, each valid by itself, contradict one another."""
     method, rl = resolve_section(params.section("rl", domain), params.model.max_length)
-    for problem in (*contradictions(method, rl, params, domain), *_backbone_contradictions(params, domain)):
+
+    def section(name: str) -> Any:
+        return params.section(name, domain) if name in PerDomain.model_fields else getattr(params, name)
+
+    for problem in (*contradictions(method, rl, section), *_backbone_contradictions(params, domain)):
         raise ParamsError(f"{source}: in per_domain.{domain}: {problem}")
 
 
@@ -206,11 +210,8 @@ def check_launch(params: Params, root: Path) -> None:
     if not isinstance(values, dict) or values.get("distributed_type") != "FSDP":
         return
     for domain in params.domains:
-        if resolve_section(params.section("rl", domain))[1].advantage.estimator == "utterance":
-            raise ParamsError(
-                f"params.yaml: in per_domain.{domain}: rl.advantage.estimator: utterance keeps a target network, which can't be "
-                f"sharded by FSDP, as resources.launch: {config} asks: use profiles/accelerate/ddp.yaml"
-            )
+        if problem := resolve_section(params.section("rl", domain))[1].advantage.unshardable:
+            raise ParamsError(f"params.yaml: in per_domain.{domain}, with resources.launch: {config}: {problem}")
 
 
 def load_params(path: Path | str = ROOT / "params.yaml") -> Params:

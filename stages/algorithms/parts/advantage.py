@@ -65,6 +65,15 @@ class Advantage(Part):
     token_baseline: Annotated[bool, AppliesTo("estimator", "utterance")] = False
     """utterance: subtract from a turn's advantage what a second critic predicts of it before each token."""
 
+    @property
+    def unshardable(self) -> str | None:
+        """Why FSDP can't train with this estimator, and the remedy; None if it can."""
+        if self.estimator != "utterance":
+            return None
+        return (
+            "rl.advantage.estimator: utterance keeps a target network, which FSDP can't shard: use profiles/accelerate/ddp.yaml"
+        )
+
     @classmethod
     def derive(cls, given: Rl, values: dict[str, Any], max_length: int | None) -> None:
         advantage = values["advantage"]

@@ -17,9 +17,9 @@ expected gradient.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from stages.algorithms.batch import TrajectoryBatch
     from stages.algorithms.card import Composition
     from stages.algorithms.settings import Rl
-    from stages.runtime.run_params import RunParams
 
 
 class Credit(Part):
@@ -86,8 +85,8 @@ class Credit(Part):
                 "credit.kind to outcome"
             )
 
-    def contradictions(self, rl: Rl, method: Composition, params: RunParams, domain: str) -> Iterator[str]:
-        annotate = params.section("annotate", domain)
+    def contradictions(self, rl: Rl, method: Composition, section: Callable[[str], Any]) -> Iterator[str]:
+        annotate = section("annotate")
         if self.kind == "progress" and self.step_reward != "rloo_broadcast" and annotate.progress.kind == "none":
             yield "rl.credit.kind: progress needs the progress estimator, and annotate.progress.kind is none: set it to spa"
         if self.kind == "annotated":

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -17,7 +17,6 @@ from stages.values.supports import check_support
 if TYPE_CHECKING:
     from stages.algorithms.card import Composition
     from stages.algorithms.settings import Rl
-    from stages.runtime.run_params import RunParams
 
 
 def learns_values(rl: Rl) -> bool:
@@ -63,19 +62,19 @@ class Critic(Part):
         if shapes_returns(rl):
             _check_support(rl, *reward_range(rl))
 
-    def contradictions(self, rl: Rl, method: Composition, params: RunParams, domain: str) -> Iterator[str]:
+    def contradictions(self, rl: Rl, method: Composition, section: Callable[[str], Any]) -> Iterator[str]:
         if self.init != "value_model":
             return
-        annotate = params.section("annotate", domain)
+        annotate = section("annotate")
         yield from not_a_return(annotate, "critic.init: value_model", "init to policy")
         if self.head != annotate.fitted_head:
             yield (
                 f"rl.critic.init: value_model starts from the model that annotate fits with head "
                 f"{annotate.fitted_head.model_dump()}, and rl.critic.head is {self.head.model_dump()}; make them equal"
             )
-        if params.model.lora.rank:
+        if section("model").lora.rank:
             yield (
-                f"rl.critic.init: value_model has weights of its own, and with model.lora.rank {params.model.lora.rank} the "
+                f"rl.critic.init: value_model has weights of its own, and with model.lora.rank {section('model').lora.rank} the "
                 f"critic shares the policy's: set init to policy, or rank to 0"
             )
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from stages.algorithms.parts.part import AppliesTo, Part
 from stages.algorithms.parts.step_values import not_a_return
@@ -12,7 +12,6 @@ from stages.runtime.validation import Share
 if TYPE_CHECKING:
     from stages.algorithms.card import Composition
     from stages.algorithms.settings import Rl
-    from stages.runtime.run_params import RunParams
 
 
 class Curriculum(Part):
@@ -26,10 +25,10 @@ class Curriculum(Part):
     floor: Annotated[Share, AppliesTo("kind", "difficulty", "value")] = 0.05
     """difficulty, value: added to every task's weight."""
 
-    def contradictions(self, rl: Rl, method: Composition, params: RunParams, domain: str) -> Iterator[str]:
+    def contradictions(self, rl: Rl, method: Composition, section: Callable[[str], Any]) -> Iterator[str]:
         if self.kind != "value":
             return
-        annotate = params.section("annotate", domain)
+        annotate = section("annotate")
         yield from not_a_return(annotate, "curriculum.kind: value", "kind to difficulty")
         if annotate.returns != [0.0, 1.0]:
             yield (

@@ -17,7 +17,6 @@ from stages.runtime.validation import ParamsError, Section
 if TYPE_CHECKING:
     from stages.algorithms.card import Composition
     from stages.algorithms.settings import Rl
-    from stages.runtime.run_params import RunParams
 
 
 class Layered(Section):
@@ -75,8 +74,9 @@ class Part(Layered):
     def check(self, rl: Rl, method: Composition) -> None:
         """Raise ParamsError for invalid combinations; `rl`: the resolved section."""
 
-    def contradictions(self, rl: Rl, method: Composition, params: RunParams, domain: str) -> Iterator[str]:
-        """What makes this part impossible with the other sections of `domain`, each with its remedy."""
+    def contradictions(self, rl: Rl, method: Composition, section: Callable[[str], Any]) -> Iterator[str]:
+        """What makes this part impossible with other sections of params.yaml, each with the remedy. `section`: name -> section
+        as the domain has it."""
         yield from ()
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import model_validator
 
@@ -13,7 +13,6 @@ from stages.runtime.validation import NonNegative, Section, Share
 if TYPE_CHECKING:
     from stages.algorithms.card import Composition
     from stages.algorithms.settings import Rl
-    from stages.runtime.run_params import RunParams
 
 
 class Histogram(Section):
@@ -52,8 +51,8 @@ class Selection(Part):
             raise ValueError(f"hard_max ({self.hard_max}) must be below easy_min ({self.easy_min})")
         return self
 
-    def contradictions(self, rl: Rl, method: Composition, params: RunParams, domain: str) -> Iterator[str]:
-        if self.kind == "model_aware" and params.section("rollout", domain).attempts < 2:
+    def contradictions(self, rl: Rl, method: Composition, section: Callable[[str], Any]) -> Iterator[str]:
+        if self.kind == "model_aware" and section("rollout").attempts < 2:
             yield (
                 "rl.selection.kind: model_aware selects tasks that are solved sometimes, which rollout.attempts: 1 can't show: "
                 "set attempts to at least 2 (the paper: 8)"

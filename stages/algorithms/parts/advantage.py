@@ -126,6 +126,14 @@ _FLAT = 1e-9
 
 
 @dataclass(frozen=True)
+class Smoothing(Extra):
+    """Set by group resampling where it draws groups more than once."""
+
+    factor: Tensor
+    """[B] float32: factor on the row's advantages."""
+
+
+@dataclass(frozen=True)
 class GreedyReturns(Extra):
     returns: Tensor
     """[B] float32: shaped return of the greedy episode of the row's task."""
@@ -271,8 +279,8 @@ def finish(batch: TrajectoryBatch, params: Advantage) -> TrajectoryBatch:
     assert advantages is not None
     if params.whiten:
         advantages = masked_whiten(advantages, batch.mask, batch.weight)
-    if batch.smoothing is not None:
-        advantages = advantages * batch.smoothing[:, None]
+    if (smoothing := batch.get(Smoothing)) is not None:
+        advantages = advantages * smoothing.factor[:, None]
     if params.clip is not None:
         advantages = advantages.clamp(-params.clip, params.clip)
     return batch.with_(advantages=advantages)

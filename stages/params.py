@@ -19,9 +19,9 @@ from stages.agent.model_names import SELECTORS, model_names
 from stages.agent.settings import Model, Rollout
 from stages.algorithms.parts.horizon import limits
 from stages.algorithms.registry import composition, learns_token_values
-from stages.algorithms.resolve import resolve_section
+from stages.algorithms.resolve import contradictions, resolve_section
 from stages.algorithms.settings import Rl
-from stages.annotation.derived import q_is_return, uses_value_model, value_head
+from stages.annotation.derived import uses_value_model
 from stages.annotation.settings import Annotate
 from stages.curation.settings import Curate
 from stages.evaluation.settings import Evaluate
@@ -163,82 +163,21 @@ def parse_as(shape: type[P], values: Mapping[str, Any], source: str) -> P:
 
 def cross_checks(params: Params, domain: str, source: str) -> None:
     """Raise ParamsError where sections of `domain`, each valid by itself, contradict one another."""
-    for problem in (*_contradictions(params, domain), *_value_model_contradictions(params, domain)):
+    method, rl = resolve_section(params.section("rl", domain), params.model.max_length)
+
+    def section(name: str) -> Any:
+        return params.section(name, domain) if name in PerDomain.model_fields else getattr(params, name)
+
+    for problem in (*contradictions(method, rl, section), *_backbone_contradictions(params, domain)):
         raise ParamsError(f"{source}: in per_domain.{domain}: {problem}")
 
 
-def _contradictions(params: Params, domain: str) -> Iterator[str]:
-    method, rl = resolve_section(params.section("rl", domain), params.model.max_length)
-    annotate = params.section("annotate", domain)
-    leaves, engine, lora = annotate.evaluation, params.resources.engine.kind, params.model.lora.rank
-    if rl.credit.kind == "progress" and rl.credit.step_reward != "rloo_broadcast" and annotate.progress.kind == "none":
-        yield "rl.credit.kind: progress needs the progress estimator, and annotate.progress.kind is none: set it to spa"
-    if learns_token_values(method) and lora:
-        yield f"rl.algorithm {method.card.slug} trains all weights of a value network, and model.lora.rank is {lora}: set it to 0"
-    full_episodes = method.data == "pairs" and rl.preference.level == "trajectory"
-    if full_episodes and not leaves.keep_rollouts and leaves.kind != "value_model":
-        yield (
-            "rl.preference.level: trajectory learns from full episodes, which annotate.evaluation.keep_rollouts: false does not "
-            "keep: set keep_rollouts to true, or level to step"
-        )
+def _backbone_contradictions(params: Params, domain: str) -> Iterator[str]:
+    leaves, engine = params.section("annotate", domain).evaluation, params.resources.engine.kind
     if uses_value_model(leaves) and leaves.backbone == "policy" and engine != "torch":
         yield (
             f"annotate.evaluation.backbone 'policy' reads the hidden states of the torch engine, and resources.engine.kind is "
             f"'{engine}': set backbone to own, or kind to torch"
-        )
-    source = rl.preference.source
-    if source in ("imported", "all") and not params.section("curate", domain).imports:
-        yield f"rl.preference.source: {source} needs imported pairs, and curate.imports is empty: list a file there"
-    if rl.selection.kind == "model_aware" and params.section("rollout", domain).attempts < 2:
-        yield (
-            "rl.selection.kind: model_aware selects tasks that are solved sometimes, which rollout.attempts: 1 can't show: set "
-            "attempts to at least 2 (the paper: 8)"
-        )
-
-
-NO_RETURN = {"hard": "whether success is possible", "process": "the distance from success"}
-"""labels.q -> what these labels measure instead of the return to go."""
-
-
-def _value_model_contradictions(params: Params, domain: str) -> Iterator[str]:
-    """Where rl uses the step-value model as an estimate of the undiscounted return to go, and it is none."""
-    rl = resolve_section(params.section("rl", domain), params.model.max_length)[1]
-    annotate = params.section("annotate", domain)
-    readers = {
-        "credit.kind: annotated": (rl.credit.kind == "annotated", "kind to outcome"),
-        "critic.init: value_model": (rl.critic.init == "value_model", "init to policy"),
-        "curriculum.kind: value": (rl.curriculum.kind == "value", "kind to difficulty"),
-    }
-    for reader, instead in [(name, instead) for name, (reads, instead) in readers.items() if reads]:
-        if not q_is_return(annotate.labels):
-            q = annotate.labels.q
-            yield (
-                f"rl.{reader} needs values that estimate the return, and with annotate.labels.q '{q}' they estimate "
-                f"{NO_RETURN[q]}: set q to rollout, tree or best, or {instead}"
-            )
-        if annotate.gamma != 1.0:
-            yield f"rl.{reader} needs undiscounted values, and annotate.gamma is {annotate.gamma:g}: set it to 1, or {instead}"
-    if rl.curriculum.kind == "value" and annotate.returns != [0.0, 1.0]:
-        yield (
-            f"rl.curriculum.kind: value draws tasks by p (1 - p) of returns p in [0, 1], and annotate.returns is "
-            f"{annotate.returns}: set kind to difficulty"
-        )
-    if rl.credit.kind == "annotated" and not rl.reward.environments_own:
-        yield (
-            "rl.credit.kind: annotated adds differences of expected environment rewards, and rl.reward replaces the "
-            "environment's rewards: set rl.reward.kind and density to environment and correct and wrong to null, or credit.kind "
-            "to outcome"
-        )
-    fitted, head = value_head(annotate), rl.critic.head
-    if rl.critic.init == "value_model" and head != fitted:
-        yield (
-            f"rl.critic.init: value_model starts from the model that annotate fits with head {fitted.model_dump()}, and "
-            f"rl.critic.head is {head.model_dump()}; make them equal"
-        )
-    if rl.critic.init == "value_model" and params.model.lora.rank:
-        yield (
-            f"rl.critic.init: value_model has weights of its own, and with model.lora.rank {params.model.lora.rank} the critic "
-            f"shares the policy's: set init to policy, or rank to 0"
         )
 
 
@@ -271,11 +210,8 @@ def check_launch(params: Params, root: Path) -> None:
     if not isinstance(values, dict) or values.get("distributed_type") != "FSDP":
         return
     for domain in params.domains:
-        if resolve_section(params.section("rl", domain))[1].advantage.estimator == "utterance":
-            raise ParamsError(
-                f"params.yaml: in per_domain.{domain}: rl.advantage.estimator: utterance keeps a target network, which can't be "
-                f"sharded by FSDP, as resources.launch: {config} asks: use profiles/accelerate/ddp.yaml"
-            )
+        if problem := resolve_section(params.section("rl", domain))[1].advantage.unshardable:
+            raise ParamsError(f"params.yaml: in per_domain.{domain}, with resources.launch: {config}: {problem}")
 
 
 def load_params(path: Path | str = ROOT / "params.yaml") -> Params:

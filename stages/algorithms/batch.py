@@ -95,8 +95,6 @@ class TrajectoryBatch(Extra):
     """[B] float32 each: the environment's reward terms, and the stages of progressive shaping."""
     weight: Tensor | None = None
     """[B] float32, set by group resampling: the row's weight in losses, denominators and statistics over the batch. None: 1."""
-    smoothing: Tensor | None = None
-    """[B] float32, set by group resampling: factor on the row's advantages. None: 1."""
     token_rewards: Tensor | None = None
     """[B, T] float32: rewards per policy token beside `turn_rewards` (the KL penalty), 0 off the mask."""
     logprobs_ref: Tensor | None = None

@@ -34,6 +34,7 @@ class Composition:
         reward, group_resampling, advantage, credit: (batch, rl) -> batch; branching: rl -> stages.agent.branching.Plan;
         loss: (logprobs [b, T], batch, rl) -> per-token loss [b, T]; preference: (pairs, rl) -> loss per pair [P].
     settings: the model of the keys in `rl.settings`.
+    derive: (settings, values of section `rl`) -> settings, with its keys that follow from others.
     state: () -> a new dictionary for what the method remembers between steps, of tensors and JSON values. The pieces
         group_resampling, advantage and credit, which run once a step, get it as their last argument and change it in place;
         checkpoints save it.
@@ -51,6 +52,7 @@ class Composition:
     parts: Mapping[str, Any]
     pieces: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     settings: type[Section] | None = None
+    derive: Callable[[Any, Mapping[str, Any]], Section] | None = None
     state: Callable[[], dict[str, Any]] | None = None
     vocabulary: Callable[[Any], bool] | None = None
     rescored: Callable[[Any], bool] | None = None

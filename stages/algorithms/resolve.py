@@ -3,13 +3,14 @@ its combinations. Light to import: it checks params.yaml before anything runs.""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from pydantic import ValidationError
 
 from stages.algorithms.card import PIECES, Composition
 from stages.algorithms.parts.part import parts_of, refuse_idle_keys, refuse_idle_parts
-from stages.algorithms.registry import composition
+from stages.algorithms.registry import composition, learns_token_values
 from stages.algorithms.settings import Rl
 from stages.runtime.validation import ParamsError, explain
 
@@ -37,10 +38,20 @@ def resolve_section(given: Rl, max_length: int | None = None) -> tuple[Compositi
         values[name] = {**defaults, **chosen[name], **{key: getattr(part, key) for key in part.model_fields_set}}
     for part in parts.values():
         part.derive(given, values, max_length)
-    values["settings"] = _settings(given, method)
+    settings = _settings(given, method)
+    values["settings"] = settings if method.derive is None else method.derive(settings, values)
     resolved = Rl.model_validate(values)
     _check(given, resolved, method)
     return method, resolved
+
+
+def contradictions(method: Composition, rl: Rl, section: Callable[[str], Any]) -> Iterator[str]:
+    """What makes the resolved section impossible with the other sections of params.yaml; see Part.contradictions."""
+    rank = section("model").lora.rank
+    if learns_token_values(method) and rank:
+        yield f"rl.algorithm {method.card.slug} trains all weights of a value network, and model.lora.rank is {rank}: set it to 0"
+    for part in parts_of(rl).values():
+        yield from part.contradictions(rl, method, section)
 
 
 def _check(given: Rl, resolved: Rl, method: Composition) -> None:

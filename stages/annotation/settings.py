@@ -21,7 +21,7 @@ from stages.annotation.derived import (
 )
 from stages.engine.settings import SamplingParams
 from stages.runtime.validation import Count, NonNegative, Positive, Section, Share, refuse_idle
-from stages.values.settings import Progress, QModel, ValueModel
+from stages.values.settings import HeadParams, Progress, QModel, ValueModel
 from stages.values.supports import check_support
 
 
@@ -263,6 +263,11 @@ class Annotate(Section):
                 f"which is in [{lowest:g}, {highest:g}]"
             )
         return self
+
+    @property
+    def fitted_head(self) -> HeadParams:
+        """The head of the step-value model, its support rescaled to the values (`derived.value_head`)."""
+        return value_head(self)
 
     @model_validator(mode="after")
     def _supports(self) -> Annotate:

@@ -335,5 +335,5 @@ def test_conflicting_settings_are_rejected(values: dict, message: str) -> None:
 
 def test_value_network_gets_9_of_14_steps() -> None:
     """As in the paper; both networks get at least one step."""
-    assert [method().rl.settings.warmup(steps) for steps in (2, 3, 28)] == [1, 2, 18]
-    assert method(value_steps=4).rl.settings.warmup(28) == 4
+    assert [resolve(Rl(algorithm="b_coder", steps=steps)).rl.settings.value_steps for steps in (2, 3, 28)] == [1, 2, 18]
+    assert method(value_steps=4).rl.settings.value_steps == 4

@@ -10,6 +10,7 @@ from torch import Tensor
 from stages.algorithms.algorithm import resolve
 from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.methods.pacs import Labels, class_weights, episode_losses, labels, scores
+from stages.algorithms.parts.advantage import Smoothing
 from stages.algorithms.parts.loss import denominators
 from stages.algorithms.parts.whole_groups import GroupSizes
 from stages.algorithms.settings import Rl
@@ -227,7 +228,7 @@ def test_row_weights_and_smoothing_apply_to_the_loss(make_batch) -> None:
     batch = algorithm.prepare(make_batch([[1, 0]], lengths=[2, 2]))
     total, nothing = denominators(batch, 8.0), torch.zeros(batch.mask.shape)
     once = float(algorithm.loss(batch.logprobs_old, nothing, batch, total).loss)
-    twice = batch.with_(weight=torch.tensor([2.0, 2.0]), smoothing=torch.tensor([0.5, 0.5]))
+    twice = batch.with_(weight=torch.tensor([2.0, 2.0])).with_extra(Smoothing(torch.tensor([0.5, 0.5])))
     assert float(algorithm.loss(batch.logprobs_old, nothing, twice, total).loss) == pytest.approx(once)
 
 

@@ -9,6 +9,7 @@ import torch
 
 from stages.algorithms.algorithm import Algorithm, resolve
 from stages.algorithms.batch import TrajectoryBatch
+from stages.algorithms.parts.advantage import Smoothing
 from stages.algorithms.parts.group_resampling import draw_counts, smoothing, task_values
 from stages.algorithms.parts.loss import denominators
 from stages.algorithms.parts.reward import Reward, shape_rewards
@@ -91,8 +92,9 @@ def test_one_informative_group_with_cap_equals_grpo(make_batch) -> None:
     times that."""
     algorithm, batch = prepared(make_batch(ONE_OF_FOUR, lengths=LENGTHS))
     assert batch.weights.tolist() == [4, 4, 0, 0, 0, 0, 0, 0]
-    assert batch.smoothing is not None
-    assert batch.smoothing[:2].tolist() == [0.25, 0.25]
+    smoothing = batch.get(Smoothing)
+    assert smoothing is not None
+    assert smoothing.factor[:2].tolist() == [0.25, 0.25]
     grpo = resolve(Rl(algorithm="grpo", group_size=2))
     plain = gradient(grpo, grpo.prepare(make_batch(ONE_OF_FOUR, lengths=LENGTHS)))
     assert torch.equal(gradient(algorithm, batch), plain)

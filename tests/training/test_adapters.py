@@ -122,7 +122,7 @@ def test_shared_prefixes_give_the_gradient_of_the_dense_pass(tiny_policy: Path, 
         method = resolve(Rl(share_prefixes=share))
         models = Models.make(method, model, None, make_processes(Resources()), 60)
         batch = method.prepare(models.annotate(make_batch(model.config.vocab_size), method))
-        for update in PolicyUpdates(models, method, Ledger(), constant_length=64).updates(batch, 0, ("key",)):
+        for update in PolicyUpdates(models, method, Ledger()).updates(batch, 0, ("key",)):
             for micro in update.micro_batches:
                 for terms in update.loss(micro):
                     terms.loss.backward()

@@ -102,7 +102,7 @@ def test_gradient_and_token_counts_are_independent_of_micro_batches(policy):
         models = Models.make(algorithm, model, None, make_processes(Resources()), tokens_per_batch)
         batch = algorithm.prepare(models.annotate(external_batch(policy), algorithm))
         ledger = Ledger()
-        for update in PolicyUpdates(models, algorithm, ledger, 64).updates(batch, 0, ("key",)):
+        for update in PolicyUpdates(models, algorithm, ledger).updates(batch, 0, ("key",)):
             for rows in update.micro_batches:
                 for terms in update.loss(rows):
                     terms.loss.backward()

@@ -40,7 +40,7 @@ def gradient_of(model, batch: TrajectoryBatch, rl: Rl, tokens_per_batch: int) ->
     algorithm = resolve(rl.model_copy(update={"share_prefixes": False}))
     models = Models.make(algorithm, model, None, make_processes(Resources()), tokens_per_batch)
     prepared = algorithm.prepare(models.annotate(batch, algorithm))
-    maker = PolicyUpdates(models, algorithm, Ledger(), constant_length=16)
+    maker = PolicyUpdates(models, algorithm, Ledger())
     update = next(update for update in maker.updates(prepared, 99, ("key",)) if update.learner == "policy")
     total = 0.0
     for micro in update.micro_batches:
@@ -55,7 +55,7 @@ def gradient_of(model, batch: TrajectoryBatch, rl: Rl, tokens_per_batch: int) ->
     [
         Rl(algorithm="reinforce", group_size=2),
         Rl(algorithm="grpo", group_size=2, loss={"kl_coef": 0.1, "entropy_coef": 0.01}),
-        Rl(algorithm="ppo", group_size=2, loss={"aggregation": "constant"}),
+        Rl(algorithm="ppo", group_size=2, loss={"aggregation": "constant", "constant_length": 16}),
     ],
     ids=lambda rl: rl.algorithm,
 )
@@ -105,7 +105,7 @@ def test_critic_warm_up_has_no_policy_updates(model):
     models = Models.make(algorithm, copy.deepcopy(model), None, make_processes(Resources()), 4096)
     ledger = Ledger()
     batch = algorithm.prepare(models.annotate(make_batch(), algorithm))
-    maker = PolicyUpdates(models, algorithm, ledger, constant_length=16)
+    maker = PolicyUpdates(models, algorithm, ledger)
     assert [update.learner for update in maker.updates(batch, 2, ("key",))] == ["critic"] * 4
     learners = []
     for update in maker.updates(batch, 3, ("key",)):
@@ -136,7 +136,7 @@ def test_groups_without_weight_take_no_optimiser_step(model, minibatches: int):
         prepared = algorithm.prepare(models.annotate(algorithm.resample(algorithm.shape(batch), seed), algorithm))
         assert prepared.weights.sum() == 8
         ledger, sizes = Ledger(), []
-        for update in PolicyUpdates(models, algorithm, ledger, constant_length=16).updates(prepared, 0, (seed,)):
+        for update in PolicyUpdates(models, algorithm, ledger).updates(prepared, 0, (seed,)):
             sizes.append(sum(len(rows) for rows in update.micro_batches))
             for rows in update.micro_batches:
                 for terms in update.loss(rows):
@@ -165,7 +165,7 @@ def test_tokens_with_differing_logprobs_are_counted(model):
     own = models.logprobs(models.reference, batch, list(range(batch.size)), 1.0)
     rows, columns = batch.mask.nonzero(as_tuple=True)
     own[rows[0], columns[0]] += 3e-5
-    maker = PolicyUpdates(models, algorithm, Ledger(), constant_length=16)
+    maker = PolicyUpdates(models, algorithm, Ledger())
     update = next(maker.updates(batch.with_(logprobs_old=own), 0, ("key",)))
     apart = sum(float(terms.sums["logprobs_apart"]) for rows in update.micro_batches for terms in update.loss(rows))
     assert apart == 1.0

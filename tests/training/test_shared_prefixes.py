@@ -128,9 +128,7 @@ def test_loss_and_gradient_are_those_of_the_dense_pass(model, algorithm, tokens_
         assert models.sharing == share
         batch = method.prepare(models.annotate(with_equal_turns(make_batch(model.config.vocab_size)), method))
         ledger, total = Ledger(), 0.0
-        for update in PolicyUpdates(models, method, ledger, constant_length=64).updates(
-            batch, 9, ("key",)
-        ):  # past the critic's warm-up
+        for update in PolicyUpdates(models, method, ledger).updates(batch, 9, ("key",)):  # past the critic's warm-up
             for micro in update.micro_batches:
                 for terms in update.loss(micro):
                     terms.loss.backward()

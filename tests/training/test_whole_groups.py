@@ -54,7 +54,7 @@ def test_micro_batches_keep_groups_whole_and_do_not_change_the_loss(model, share
         now = models.logprobs(models.reference, batch, range(6), 1.0)
         batch = batch.with_(logprobs_old=now - 0.05 * batch.mask * batch.group[:, None])
         batch = algorithm.prepare(models.annotate(batch, algorithm))
-        update = next(PolicyUpdates(models, algorithm, Ledger(), 16).updates(batch, 0, ("key",)))
+        update = next(PolicyUpdates(models, algorithm, Ledger()).updates(batch, 0, ("key",)))
         assert sorted(row for rows in update.micro_batches for row in rows) == list(range(6))
         for rows in update.micro_batches:
             assert sorted(rows) == [row for row in range(6) if int(batch.group[row]) in set(batch.group[rows].tolist())]

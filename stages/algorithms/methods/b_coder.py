@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -55,9 +56,11 @@ class Settings(OfflineSettings):
     init_from_lm: bool = True
     """False: the policy is initialised randomly after the value network's steps (the paper's ablation)."""
 
-    def warmup(self, steps: int) -> int:
-        """`value_steps` in a run of `steps` steps; by default at least one step for each network."""
-        return max(1, min(steps - 1, round(steps * 9 / 14))) if self.value_steps is None else self.value_steps
+
+def derive(settings: Settings, values: Mapping[str, Any]) -> Settings:
+    """`value_steps`, unless it is set: at least one step for each network."""
+    usual = max(1, min(values["steps"] - 1, round(values["steps"] * 9 / 14)))
+    return settings.model_copy(update={"value_steps": usual if settings.value_steps is None else settings.value_steps})
 
 
 def targets(rewards: Tensor, following: Tensor, mask: Tensor, gamma: float) -> Tensor:
@@ -111,7 +114,7 @@ def policy_loss(scores: Scores, batch: OfflineBatch, rl: Rl) -> LossTerms:
 def check(given: Rl, resolved: Rl) -> None:
     """Raise ParamsError unless both networks have steps, and the policy a loss."""
     settings: Settings = resolved.settings
-    if resolved.steps < 2 or settings.warmup(resolved.steps) >= resolved.steps:
+    if resolved.steps < 2 or (settings.value_steps or 0) >= resolved.steps:
         raise ParamsError(
             f"rl.settings.value_steps ({settings.value_steps}) leaves none of rl.steps ({resolved.steps}) for the policy; set it "
             f"below that, and rl.steps to at least 2"
@@ -125,5 +128,11 @@ def check(given: Rl, resolved: Rl) -> None:
 
 
 COMPOSITION = Composition(
-    card=CARD, parts={}, settings=Settings, check=check, data="offline", offline=OfflineLosses(policy_loss, value_loss)
+    card=CARD,
+    parts={},
+    settings=Settings,
+    derive=derive,
+    check=check,
+    data="offline",
+    offline=OfflineLosses(policy_loss, value_loss),
 )

@@ -19,6 +19,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from stages.algorithms.batch import Extra, TrajectoryBatch
 from stages.algorithms.card import Card, Composition
+from stages.algorithms.parts.advantage import Smoothing
 from stages.algorithms.parts.group_resampling import trained_rows
 from stages.algorithms.parts.whole_groups import sums_by_group
 from stages.algorithms.settings import Rl
@@ -132,7 +133,8 @@ def episode_losses(logprobs: Tensor, batch: TrajectoryBatch, rl: Rl) -> Tensor:
     found = batch.get(Labels)
     assert found is not None
     losses = found.weight * binary_cross_entropy_with_logits(psi, found.label.to(psi.dtype), reduction="none")
-    return losses if batch.smoothing is None else losses * batch.smoothing
+    smoothing = batch.get(Smoothing)
+    return losses if smoothing is None else losses * smoothing.factor
 
 
 def advantage(batch: TrajectoryBatch, rl: Rl) -> TrajectoryBatch:

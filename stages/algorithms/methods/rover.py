@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -44,12 +45,18 @@ class Settings(Section):
     would otherwise learn nothing from later turns."""
 
 
+def derive(settings: Settings, values: Mapping[str, Any]) -> Settings:
+    """`across_turns`, unless it is set."""
+    across = settings.form == "absolute" if settings.across_turns is None else settings.across_turns
+    return settings.model_copy(update={"across_turns": across})
+
+
 def values_and_targets(logprobs: Tensor, batch: TrajectoryBatch, rl: Rl, vocabulary: Vocabulary | None) -> tuple[Tensor, Tensor]:
     """Q [b, T] of the tokens, and its targets without gradient. Raises ValueError if the batch or `vocabulary` lacks what the
     form needs."""
     settings: Settings = rl.settings
     advantages, absolute = advantages_of(batch), settings.form == "absolute"
-    turn = None if (absolute if settings.across_turns is None else settings.across_turns) else batch.turn
+    turn = None if settings.across_turns else batch.turn
     if not absolute and not settings.beta_next:
         return settings.rho * log_ratio(logprobs, batch), advantages
     means = batch.get(MeanLogprobs)
@@ -119,6 +126,7 @@ COMPOSITION = Composition(
     parts={"minibatches": 4, "advantage.mean": "group", "loss.aggregation": "seq_mean_token_mean"},
     pieces={"loss": loss},
     settings=Settings,
+    derive=derive,
     vocabulary=needs_vocabulary,
     rescored=needs_rescoring,
     check=check,

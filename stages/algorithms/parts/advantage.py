@@ -65,6 +65,15 @@ class Advantage(Part):
     token_baseline: Annotated[bool, AppliesTo("estimator", "utterance")] = False
     """utterance: subtract from a turn's advantage what a second critic predicts of it before each token."""
 
+    @property
+    def unshardable(self) -> str | None:
+        """Why FSDP can't train with this estimator, and the remedy; None if it can."""
+        if self.estimator != "utterance":
+            return None
+        return (
+            "rl.advantage.estimator: utterance keeps a target network, which FSDP can't shard: use profiles/accelerate/ddp.yaml"
+        )
+
     @classmethod
     def derive(cls, given: Rl, values: dict[str, Any], max_length: int | None) -> None:
         advantage = values["advantage"]
@@ -114,6 +123,14 @@ class Advantage(Part):
 STD_EPS = 1e-6
 _FLAT = 1e-9
 """A standard deviation below this share of the largest |reward| is rounding error: the rewards are equal."""
+
+
+@dataclass(frozen=True)
+class Smoothing(Extra):
+    """Set by group resampling where it draws groups more than once."""
+
+    factor: Tensor
+    """[B] float32: factor on the row's advantages."""
 
 
 @dataclass(frozen=True)
@@ -262,8 +279,8 @@ def finish(batch: TrajectoryBatch, params: Advantage) -> TrajectoryBatch:
     assert advantages is not None
     if params.whiten:
         advantages = masked_whiten(advantages, batch.mask, batch.weight)
-    if batch.smoothing is not None:
-        advantages = advantages * batch.smoothing[:, None]
+    if (smoothing := batch.get(Smoothing)) is not None:
+        advantages = advantages * smoothing.factor[:, None]
     if params.clip is not None:
         advantages = advantages.clamp(-params.clip, params.clip)
     return batch.with_(advantages=advantages)

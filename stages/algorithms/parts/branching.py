@@ -76,7 +76,7 @@ class Branching(Part):
                 f"rl.branching needs at least 2 episodes of a group that the policy plays, and there is {played} (rl.group_size "
                 f"minus rl.external.per_group); raise rl.group_size"
             )
-        if (self.initial or 1) > played:
+        if self.initial is not None and self.initial > played:
             raise ParamsError(
                 f"rl.branching.initial is {self.initial}, more than the {played} episodes of a group that the policy plays "
                 f"(rl.group_size minus rl.external.per_group); lower it, or raise rl.group_size"
@@ -108,7 +108,7 @@ class EntropyPlan:
         return self.params.candidates if self.params.kind == "entropy" else 0
 
     def initial(self, size: int) -> int:
-        return min(self.params.initial or size, size)
+        return size if self.params.initial is None else min(self.params.initial, size)
 
     def rise(self, path: Path) -> float:
         """dH of the path's last turn; 0 for branching.kind: random."""

@@ -17,13 +17,15 @@ expected gradient.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from stages.algorithms.batch import Extra
 from stages.algorithms.parts.part import AppliesTo, Part
+from stages.algorithms.parts.step_values import not_a_return
 from stages.runtime.validation import NonNegative, ParamsError, Share
 
 if TYPE_CHECKING:
@@ -76,6 +78,19 @@ class Credit(Part):
             self._check_merging(rl)
         if self.kind == "progress":
             self._check_progress(rl)
+        if self.kind == "annotated" and not rl.reward.environments_own:
+            raise ParamsError(
+                "rl.credit.kind: annotated adds differences of expected environment rewards, and rl.reward replaces the "
+                "environment's rewards: set rl.reward.kind and density to environment and correct and wrong to null, or "
+                "credit.kind to outcome"
+            )
+
+    def contradictions(self, rl: Rl, method: Composition, section: Callable[[str], Any]) -> Iterator[str]:
+        annotate = section("annotate")
+        if self.kind == "progress" and self.step_reward != "rloo_broadcast" and annotate.progress.kind == "none":
+            yield "rl.credit.kind: progress needs the progress estimator, and annotate.progress.kind is none: set it to spa"
+        if self.kind == "annotated":
+            yield from not_a_return(annotate, "credit.kind: annotated", "kind to outcome")
 
     def _check_merging(self, rl: Rl) -> None:
         if self.kind == "branches" and rl.branching.kind == "none":

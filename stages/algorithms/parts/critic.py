@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from stages.algorithms.parts.part import AppliesIf, Part
 from stages.algorithms.parts.reward import largest_reward
+from stages.algorithms.parts.step_values import not_a_return
 from stages.runtime.validation import NonNegative, ParamsError, Positive
 from stages.values.settings import HeadParams
 from stages.values.supports import check_support
@@ -59,6 +61,22 @@ class Critic(Part):
             )
         if shapes_returns(rl):
             _check_support(rl, *reward_range(rl))
+
+    def contradictions(self, rl: Rl, method: Composition, section: Callable[[str], Any]) -> Iterator[str]:
+        if self.init != "value_model":
+            return
+        annotate = section("annotate")
+        yield from not_a_return(annotate, "critic.init: value_model", "init to policy")
+        if self.head != annotate.fitted_head:
+            yield (
+                f"rl.critic.init: value_model starts from the model that annotate fits with head "
+                f"{annotate.fitted_head.model_dump()}, and rl.critic.head is {self.head.model_dump()}; make them equal"
+            )
+        if section("model").lora.rank:
+            yield (
+                f"rl.critic.init: value_model has weights of its own, and with model.lora.rank {section('model').lora.rank} the "
+                f"critic shares the policy's: set init to policy, or rank to 0"
+            )
 
 
 def shapes_returns(rl: Rl) -> bool:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from stages.algorithms.parts.part import AppliesTo, Part
+from stages.algorithms.parts.step_values import not_a_return
 from stages.runtime.validation import Share
+
+if TYPE_CHECKING:
+    from stages.algorithms.card import Composition
+    from stages.algorithms.settings import Rl
 
 
 class Curriculum(Part):
@@ -18,3 +24,14 @@ class Curriculum(Part):
     training; `value`: p starts as the prediction of annotate's step-value model for the first observation, for every task."""
     floor: Annotated[Share, AppliesTo("kind", "difficulty", "value")] = 0.05
     """difficulty, value: added to every task's weight."""
+
+    def contradictions(self, rl: Rl, method: Composition, section: Callable[[str], Any]) -> Iterator[str]:
+        if self.kind != "value":
+            return
+        annotate = section("annotate")
+        yield from not_a_return(annotate, "curriculum.kind: value", "kind to difficulty")
+        if annotate.returns != [0.0, 1.0]:
+            yield (
+                f"rl.curriculum.kind: value draws tasks by p (1 - p) of returns p in [0, 1], and annotate.returns is "
+                f"{annotate.returns}: set kind to difficulty"
+            )

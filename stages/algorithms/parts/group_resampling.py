@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from stages.algorithms.parts.advantage import group_sums
+from stages.algorithms.parts.advantage import Smoothing, group_sums
 from stages.algorithms.parts.part import AppliesIf, AppliesTo, Part
 from stages.algorithms.parts.reward import largest_reward
 from stages.algorithms.parts.shaping import PrsStage
@@ -201,7 +201,8 @@ def resample(
             counts[group] = 1 + times
             factors[group] = smoothing(1 + times, params.smooth, params.c_max)
         metrics["most_copies"] = float(counts.max())
-    return batch.with_(weight=counts[batch.group].float(), smoothing=factors[batch.group]).with_metrics(**metrics)
+    batch = batch.with_(weight=counts[batch.group].float()).with_extra(Smoothing(factors[batch.group]))
+    return batch.with_metrics(**metrics)
 
 
 def _values(batch: TrajectoryBatch, params: GroupResampling, stages: Sequence[PrsStage]) -> Tensor:

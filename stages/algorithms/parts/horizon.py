@@ -67,7 +67,8 @@ def limits(params: Horizon, longest: int) -> list[int]:
     if params.kind == "environment":
         return [longest]
     if params.kind == "fixed":
-        found = [params.turns or longest]
+        assert params.turns is not None
+        found = [params.turns]
     else:
         found = params.rounds or sorted({max(1, longest * stage // STAGES) for stage in range(1, STAGES + 1)})
     if found[-1] > longest:
@@ -82,4 +83,4 @@ def limits(params: Horizon, longest: int) -> list[int]:
 def turn_limit(params: Horizon, step: int, longest: int) -> int:
     """The turn limit at step `step` (from 0): that of stage min(floor(step / steps_per_stage), stages - 1)."""
     stages = limits(params, longest)
-    return stages[min(step // (params.steps_per_stage or 1), len(stages) - 1)]
+    return stages[min(step // params.steps_per_stage, len(stages) - 1)] if params.steps_per_stage else stages[0]

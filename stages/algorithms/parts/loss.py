@@ -195,16 +195,16 @@ class Denominators:
 
     tokens: float
     sequences: float
-    constant: float
+    constant: float | None = None
 
 
-def denominators(batch: TrajectoryBatch, constant_length: float) -> Denominators:
-    """Policy tokens and episodes with at least one of them, weighted by row; `constant` is episodes * constant_length (Dr. GRPO's
-    divisor, as in TRL). Never below 1."""
+def denominators(batch: TrajectoryBatch, constant_length: float | None) -> Denominators:
+    """Policy tokens and episodes with at least one of them, weighted by row, never below 1; `constant` is episodes *
+    constant_length (Dr. GRPO's divisor, as in TRL), None for a loss without that."""
     weights = batch.weights.double()
     tokens = float((batch.mask.sum(1) * weights).sum())
     sequences = max(float((batch.mask.any(1) * weights).sum()), 1.0)
-    return Denominators(max(tokens, 1.0), sequences, sequences * constant_length)
+    return Denominators(max(tokens, 1.0), sequences, None if constant_length is None else sequences * constant_length)
 
 
 def aggregate(loss: Tensor, mask: Tensor, kind: str, total: Denominators, weight: Tensor | None = None) -> Tensor:
@@ -226,6 +226,7 @@ def aggregate(loss: Tensor, mask: Tensor, kind: str, total: Denominators, weight
     if kind == "seq_mean_token_sum":
         return masked.sum() / total.sequences
     if kind == "constant":
+        assert total.constant is not None
         return masked.sum() / total.constant
     raise ValueError(
         f"unknown rl.loss.aggregation '{kind}'; known: token_mean, seq_mean_token_mean, seq_mean_token_sum, constant"

@@ -6,7 +6,7 @@ part, and takes the method's choice, or its default. Light to import.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -73,6 +73,11 @@ class Part(Layered):
 
     def check(self, rl: Rl, method: Composition) -> None:
         """Raise ParamsError for invalid combinations; `rl`: the resolved section."""
+
+    def contradictions(self, rl: Rl, method: Composition, section: Callable[[str], Any]) -> Iterator[str]:
+        """What makes this part impossible with other sections of params.yaml, each with the remedy. `section`: name -> section
+        as the domain has it."""
+        yield from ()
 
 
 def get(rl: Rl, key: str) -> Any:

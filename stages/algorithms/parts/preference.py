@@ -6,9 +6,9 @@ s = log sigmoid. `beta`, `gamma` and the others are keys of rl.preference.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -56,6 +56,17 @@ class Preference(Part):
             raise ParamsError(
                 "rl.preference.pairs_per_step is 1, but kto compares with continuations of other pairs; set it to at least 2"
             )
+
+    def contradictions(self, rl: Rl, method: Composition, section: Callable[[str], Any]) -> Iterator[str]:
+        leaves = section("annotate").evaluation
+        full_episodes = method.data == "pairs" and self.level == "trajectory"
+        if full_episodes and not leaves.keep_rollouts and leaves.kind != "value_model":
+            yield (
+                "rl.preference.level: trajectory learns from full episodes, which annotate.evaluation.keep_rollouts: false does "
+                "not keep: set keep_rollouts to true, or level to step"
+            )
+        if self.source in ("imported", "all") and not section("curate").imports:
+            yield f"rl.preference.source: {self.source} needs imported pairs, and curate.imports is empty: list a file there"
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import model_validator
 
 from stages.algorithms.parts.part import AppliesTo, Part
 from stages.runtime.validation import NonNegative, Section, Share
+
+if TYPE_CHECKING:
+    from stages.algorithms.card import Composition
+    from stages.algorithms.settings import Rl
 
 
 class Histogram(Section):
@@ -45,3 +50,10 @@ class Selection(Part):
         if self.hard_max >= self.easy_min:
             raise ValueError(f"hard_max ({self.hard_max}) must be below easy_min ({self.easy_min})")
         return self
+
+    def contradictions(self, rl: Rl, method: Composition, section: Callable[[str], Any]) -> Iterator[str]:
+        if self.kind == "model_aware" and section("rollout").attempts < 2:
+            yield (
+                "rl.selection.kind: model_aware selects tasks that are solved sometimes, which rollout.attempts: 1 can't show: "
+                "set attempts to at least 2 (the paper: 8)"
+            )

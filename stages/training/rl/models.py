@@ -79,11 +79,8 @@ class Models:
         sharing = algorithm.rl.share_prefixes and can_share(policy)
         states = sharing_states if sharing else predicting_states
         critic, turn_critic = make_critics(algorithm, policy, annotated, states, seed)
-        if turn_critic is not None and processes.sharded:
-            raise ValueError(
-                "rl.advantage.estimator: utterance needs a target network, which FSDP does not support here: use "
-                "profiles/accelerate/ddp.yaml"
-            )
+        if processes.sharded and (problem := algorithm.rl.advantage.unshardable):
+            raise ValueError(problem)
         step_values = progress = None
         if annotated is not None and algorithm.rl.credit.kind == "annotated":
             step_values = StepValueModel.load(annotated / "value_model", str(device))

@@ -151,7 +151,7 @@ class OffPolicy:
         rl, device = self.algorithm.rl, self.models.policy.device
         chat = self.chat if rl.replay.bootstrap_truncated else None
         turns = as_turns(episodes, self.algorithm.shape, chat, self.max_length)
-        total, gamma = float(turns.real.sum()), 1.0 if rl.advantage.gamma is None else rl.advantage.gamma
+        total, gamma = float(turns.real.sum()), rl.advantage.gamma
 
         def loss(rows: list[int]) -> Iterator[LossTerms]:
             part, drawn = turns.rows(rows, device), None

@@ -47,7 +47,7 @@ class OfflineJob(RlJob):
         super().__init__(context, algorithm, policy, processes, domain)
         assert algorithm.method.offline is not None
         self.losses, self.settings = algorithm.method.offline, self.rl.settings
-        self.value_steps = self.settings.warmup(self.rl.steps) if self.losses.value else 0
+        self.value_steps = self.settings.value_steps if self.losses.value else 0
         """Steps that train the value network."""
         tasks = {task.task_id: task for task in read_tasks(self.curated / "tasks.parquet", "train")}
         self.dataset = offline_episodes(context.data, str(context.domain), domain, tasks, self.chat, self.max_length)

@@ -39,7 +39,7 @@ class OfflineActorCriticJob(RlJob):
         buffer = ReplayBuffer([episode for episodes in self.dataset.values() for episode in episodes], 1)
         self.models = Models.make(algorithm, policy.model, self.annotated, processes, self.tokens_per_batch, self.seed)
         self.learners = make_learners(self.models, rl)
-        policy_updates = PolicyUpdates(self.models, algorithm, self.ledger, rl.loss.constant_length or self.max_length)
+        policy_updates = PolicyUpdates(self.models, algorithm, self.ledger)
         engine = None
         if rl.replay.value_target == "policy" or rl.replay.actions == "fresh":
             engine = TorchEngine(self.models.player, [self.chat.end_of_turn], width, self.max_length)

@@ -67,8 +67,7 @@ class OnlineJob(RlJob):
             self.demonstrations = ExternalEpisodes(demonstrations, self.tasks, self.chat, self.rl.external, self.max_length)
         self.models = Models.make(algorithm, policy.model, self.annotated, processes, self.tokens_per_batch, self.seed)
         self.learners = make_learners(self.models, self.rl)
-        length = self.rl.loss.constant_length or self.max_length
-        self.policy_updates = PolicyUpdates(self.models, algorithm, self.ledger, length)
+        self.policy_updates = PolicyUpdates(self.models, algorithm, self.ledger)
         self.engine = TorchEngine(self.models.player, [self.chat.end_of_turn], self.width, self.max_length)
         self.labels = Labels(self.seed, policy.hash, params_hash(self.rl), stream=f"rl@{context.domain}")
         self.plan = algorithm.plan(policy.model.config.vocab_size)

@@ -32,12 +32,11 @@ kernels. A third of the range in which GSPO does not clip."""
 
 
 class PolicyUpdates:
-    """Makes the updates of a training step. `constant_length`: the divisor of loss.aggregation: constant."""
+    """Makes the updates of a training step."""
 
-    def __init__(self, models: Models, algorithm: Algorithm, ledger: Ledger, constant_length: int) -> None:
+    def __init__(self, models: Models, algorithm: Algorithm, ledger: Ledger) -> None:
         self.models, self.algorithm, self.ledger = models, algorithm, ledger
         self.precision = "bfloat16" if models.processes.mixed_precision else "float32"
-        self.constant_length = float(constant_length)
 
     def rescored(self, batch: TrajectoryBatch, step: int, key: Sequence[object]) -> TrajectoryBatch:
         """The prepared batch for `updates`.
@@ -80,7 +79,7 @@ class PolicyUpdates:
             if policy_learns:
                 self.ledger.open(batch.mask, dropped, batch.external)
             for rows in self._minibatches(batch, epoch, key):
-                total = denominators(batch.rows(torch.tensor(rows)), self.constant_length)
+                total = denominators(batch.rows(torch.tensor(rows)), self.algorithm.rl.loss.constant_length)
                 critic_rows = [row for row in rows if row in valued]
                 if self.models.critic is not None and critic_rows:
                     yield self._critic_update(batch, self.models.plan(batch, critic_rows), total)

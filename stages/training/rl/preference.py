@@ -145,7 +145,7 @@ class PreferenceJob(RlJob):
 
     def terms(self, pairs: PairScores, weights: Tensor) -> LossTerms:
         """A micro-batch's share of the loss: sum of weight [P] times loss per pair."""
-        name = self.preference.loss or "dpo"
+        name = self.preference.loss
         if name == "own":
             per_pair = self.algorithm.method.pieces["preference"](pairs, self.rl)
         else:

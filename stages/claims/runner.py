@@ -6,7 +6,7 @@ also at a later commit if no code that bears on it has changed. A run's workspac
 (`release`).
 
 Not DVC experiments, as in flows/experiments.py: these repeat the shared stages' checks in every run, start anew after a kill, and
-leave a git reference per run, of which the board has hundreds. Nor stages/designs/evaluations.py, which runs no stage but evaluate."""
+leave a git reference per run, of which the board has hundreds. stages/designs/evaluations.py runs no stage but evaluate."""
 
 from __future__ import annotations
 

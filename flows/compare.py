@@ -28,7 +28,7 @@ from flows.overrides import OVERRIDE, check_files, check_overrides, normalised
 from flows.pipeline import read_params
 from flows.process import BAD_PARAMETERS, ROOT, ChildProcesses, StageFailedError, capture
 from stages.runtime.command import command
-from stages.runtime.cores import available_cores
+from stages.runtime.cores import concurrent_runs
 from stages.runtime.files import atomic_text
 
 FOLDER = Path("reports/comparisons")
@@ -70,8 +70,7 @@ class Comparison(BaseModel):
 
 def default_jobs(params: Mapping[str, Any]) -> int:
     """One experiment per core, one on an accelerator."""
-    on_cpu = str((params.get("resources") or {}).get("device", "cpu")) == "cpu"
-    return available_cores() if on_cpu else 1
+    return concurrent_runs(str((params.get("resources") or {}).get("device", "cpu")))
 
 
 def expanded(override: str, params: Mapping[str, Any]) -> list[str]:

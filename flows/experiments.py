@@ -2,6 +2,7 @@
 
 `dvc exp run --temp` leaves this checkout alone: it works in a copy below .dvc/tmp, shares this checkout's cache, and stores the
 results as an experiment, which `dvc exp show`, `apply` and `branch` take. Independent of Prefect and of the stages' work.
+Not DVC's own queue (`dvc queue start`): its workers are detached processes, which cancelling a flow would not end.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from typing import Any
 import psutil
 
 from flows.overrides import FORCE, normalised
-from flows.process import ChildProcesses, Echo, StageFailedError, capture, python_environment, quoted, run_supervised
+from flows.process import ChildProcesses, Echo, StageFailedError, python_environment, quoted, run_supervised
 from flows.tracked import run_environment
+from stages.runtime.git import GitError
+from stages.runtime.git import git as run_git
 
 RESULTS = "reports/evaluation.json"
 RUN_FOLDERS, RUN_INFOS = Path(".dvc/tmp/exps/standalone"), Path(".dvc/tmp/exps/run")
@@ -31,10 +34,10 @@ TARGET = "evaluate"
 
 def git(root: Path, *arguments: str) -> str:
     """Output of a git command. Raises StageFailedError."""
-    done = capture(["git", *arguments], root)
-    if done.returncode:
-        raise StageFailedError(f"git {' '.join(arguments)} failed in {root}: {done.stderr.strip()}")
-    return done.stdout
+    try:
+        return run_git(root, *arguments)
+    except GitError as error:
+        raise StageFailedError(str(error)) from error
 
 
 def tree_state(root: Path) -> str:

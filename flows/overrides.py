@@ -14,6 +14,7 @@ from pathlib import Path
 
 from flows.pipeline import read_params, sources
 from flows.process import BAD_PARAMETERS, StageFailedError
+from stages.runtime.git import GitError, git
 
 OVERRIDE = r"^(\+\+)?[\w.]+=.+$"
 FORCE = "++"
@@ -27,11 +28,10 @@ def normalised(override: str) -> str:
 
 def check_files(root: Path) -> None:
     """Raise StageFailedError for untracked files that the pipeline depends on: DVC's copy of the checkout would lack them."""
-    command = ["git", "ls-files", "--others", "--exclude-standard", "--", *sources(root)]
-    listed = subprocess.run(command, cwd=root, capture_output=True, text=True, errors="replace", check=False)
-    if listed.returncode:
-        raise StageFailedError(f"git ls-files failed in {root}: {listed.stderr.strip()}", BAD_PARAMETERS)
-    unknown = listed.stdout.splitlines()
+    try:
+        unknown = git(root, "ls-files", "--others", "--exclude-standard", "--", *sources(root)).splitlines()
+    except GitError as error:
+        raise StageFailedError(str(error), BAD_PARAMETERS) from error
     if unknown:
         raise StageFailedError(
             f"experiments run on a copy of what git tracks, and {', '.join(unknown)} "

@@ -166,7 +166,7 @@ def gpu_stages(root: Path = ROOT) -> frozenset[str]:
     return frozenset(name for name, entry in _stages(root).items() if "resources.device" in entry.get("params", []))
 
 
-def default_jobs() -> int:
+def concurrent_stages() -> int:
     """Two items at a time: while one starts, ends or waits for its slowest process, the other has the cores. One on one core."""
     return min(2, available_cores())
 
@@ -252,7 +252,9 @@ def main() -> int:
         prog="python -m flows.pipeline",
         description="Bring the pipeline up to date; stages that need nothing of each other run side by side.",
     )
-    parser.add_argument("--jobs", type=int, default=default_jobs(), metavar="N", help="stages at a time (default: %(default)s)")
+    parser.add_argument(
+        "--jobs", type=int, default=concurrent_stages(), metavar="N", help="stages at a time (default: %(default)s)"
+    )
     options = parser.parse_args()
     try:
         with run_lock(ROOT):

@@ -1,4 +1,8 @@
-"""Runs the items of a graph side by side, each as soon as the items that it needs are done."""
+"""Runs the items of a graph side by side, each as soon as the items that it needs are done.
+
+graphlib orders them, and concurrent.futures or Prefect run them; neither limits which items may run together, or lets the running
+ones finish after a failure.
+"""
 
 from __future__ import annotations
 

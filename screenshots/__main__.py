@@ -1,7 +1,8 @@
 """`python -m screenshots`: takes the screenshots in docs/ of the run in this checkout with headless Chromium.
 
 Run `make lifecycle` first. Servers that are not running are started temporarily. `--only NAME ...` takes some of them, named like
-the files in docs/screenshots. The documents' block `screenshots` is updated.
+the files in docs/screenshots. The documents' block `screenshots` is updated. Written for selenium, which the browser tests use
+anyway: shot-scraper and Playwright download a browser of their own.
 """
 
 from __future__ import annotations

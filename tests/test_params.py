@@ -20,7 +20,7 @@ from stages import params
 from stages.params import check_architecture, check_domains, check_launch, load_params, parse_params
 from stages.records.sections import deep_merge, params_hash
 from stages.runtime import schema
-from stages.runtime.overlay import SCHEMA, apply_overlay
+from stages.runtime.overlay import SCHEMA, overlaid, write_params
 from stages.runtime.validation import ParamsError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -145,7 +145,7 @@ def test_overlay_changes_values_and_keeps_comments(tmp_path: Path) -> None:
     path, overlay = tmp_path / "params.yaml", tmp_path / "overlay.yaml"
     path.write_text("# about the file\nseed: 0 # of everything\nrl:\n  steps: 20 # long\n  epochs: 1\n")
     overlay.write_text("rl: {steps: 2}\nresources: {device: cuda}\n")
-    apply_overlay(path, overlay)
+    write_params(path, overlaid(path, overlay))
     text = path.read_text()
     assert "# about the file" in text
     assert "# of everything" in text
@@ -208,7 +208,7 @@ def test_empty_overlay_changes_nothing(tmp_path: Path) -> None:
     path, overlay = tmp_path / "params.yaml", tmp_path / "overlay.yaml"
     path.write_text("seed: 0 # of everything\n")
     overlay.write_text("# nothing yet\n")
-    apply_overlay(path, overlay)
+    write_params(path, overlaid(path, overlay))
     assert path.read_text() == "seed: 0 # of everything\n"
 
 
@@ -253,7 +253,7 @@ def test_overlay_changes_only_its_own_lines(tmp_path: Path) -> None:
     path, overlay = tmp_path / "params.yaml", tmp_path / "overlay.yaml"
     shutil.copy(ROOT / "params.yaml", path)
     overlay.write_text("rl: {algorithm: ppo}\n")
-    apply_overlay(path, overlay)
+    write_params(path, overlaid(path, overlay))
     before, after = (file.read_text().splitlines() for file in (ROOT / "params.yaml", path))
     assert [line for line in before if line not in after] == ["  algorithm: grpo"]
     assert [line for line in after if line not in before] == ["  algorithm: ppo"]

@@ -24,7 +24,8 @@ from stages.claims.runner import ExperimentRunner, clean_commit
 from stages.claims.session import Session, drop_outdated
 from stages.params import load_params
 from stages.runtime.command import command
-from stages.runtime.cores import available_cores
+from stages.runtime.cores import concurrent_runs
+from stages.runtime.git import GitError
 from stages.runtime.parent import die_with_parent
 from stages.runtime.validation import ParamsError
 from stages.runtime.workspace import RunFailedError
@@ -34,8 +35,8 @@ JOBS = "BELLWETHER_JOBS"
 
 
 def default_jobs(device: str) -> int:
-    """One single-threaded run per core, faster than one run on all cores; one run on an accelerator."""
-    return int(os.environ.get(JOBS, 0)) or (available_cores() if device == "cpu" else 1)
+    """JOBS, else `concurrent_runs`."""
+    return int(os.environ.get(JOBS, 0)) or concurrent_runs(device)
 
 
 def load_experiments(root: Path, names: list[str], params: dict[str, Any]) -> dict[str, Experiment]:
@@ -106,7 +107,7 @@ def main() -> int:
             return 0
         print_costs(root, experiments, params, jobs)
         failed = 0 if options.check else run_all(root, experiments, params, jobs)
-    except (ParamsError, RunFailedError) as error:
+    except (GitError, ParamsError, RunFailedError) as error:
         print(f"claim: {error}", file=sys.stderr)
         return 2
     return 1 if failed else 0

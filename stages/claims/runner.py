@@ -3,14 +3,16 @@
 All runs that agree in everything before rl start from one workspace, which `dvc repro` brings up to date with the checkout's DVC
 cache: the SFT policy is trained once for all arms and seeds, and evaluated once. An interrupted run resumes from its checkpoint,
 also at a later commit if no code that bears on it has changed. A run's workspace is removed once its outcome is stored
-(`release`)."""
+(`release`).
+
+Not DVC experiments, as in flows/experiments.py: these repeat the shared stages' checks in every run, start anew after a kill, and
+leave a git reference per run, of which the board has hundreds. stages/designs/evaluations.py runs no stage but evaluate."""
 
 from __future__ import annotations
 
 import csv
 import json
 import shutil
-import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -25,6 +27,7 @@ from stages.claims.plan import Outcome
 from stages.claims.rows import curve_rows, steps_to_success, task_rows, window_mean
 from stages.records.episode import read_json, read_rows, write_json
 from stages.runtime.cores import available_cores
+from stages.runtime.git import git
 from stages.runtime.workspace import EvaluationWorkspace, RunFailedError
 
 FOLDER = Path(".bellwether/claims")
@@ -45,17 +48,12 @@ for sys.argv in json.loads(sys.argv[1]):
 """Stages one after another in one process, which imports torch and transformers once."""
 
 
-def git(root: Path, *arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, errors="replace", check=True)
-    return done.stdout.strip()
-
-
 def clean_commit(root: Path) -> str:
     """The commit that is checked out. Raises RunFailedError if SOURCES differ from it, since results name a commit."""
     changed = git(root, "status", "--porcelain", "--", *SOURCES)
     if changed:
         raise RunFailedError(f"results name the commit they were measured at; commit these changes first:\n{changed}")
-    return git(root, "rev-parse", "HEAD")
+    return git(root, "rev-parse", "HEAD").strip()
 
 
 def _nested(values: Any, key: str) -> float:
@@ -117,7 +115,7 @@ class ExperimentRunner:
     @cached_property
     def folder(self) -> Path:
         """The same for all commits with equal data and equal code that bears on runs."""
-        data = git(self.root, "ls-tree", self.commit, "--", *(path for path in SOURCES if path.startswith("data/")))
+        data = git(self.root, "ls-tree", self.commit, "--", *(path for path in SOURCES if path.startswith("data/"))).strip()
         return self.root / FOLDER / digest([data, self.code])
 
     def _check_out(self, workspace: EvaluationWorkspace) -> None:

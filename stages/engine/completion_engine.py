@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from stages.engine.engine import EngineError, Pause, Sampling, Turn, check_growth, check_length, check_prefix
+from stages.engine.engine import EngineError, Pause, Sampling, Turn, check_growth, check_length, check_prefix, idle
 from stages.runtime import spans
 
 
@@ -97,7 +97,7 @@ class CompletionEngine:
 
     def extend(self, session: int, token_ids: Sequence[int]) -> None:
         """See `Engine.extend`. Raises ValueError if the session would be longer than max_length."""
-        state = self._idle(session)
+        state = idle(self._sessions, session)
         check_growth(session, len(state.token_ids), len(token_ids), self.max_length)
         state.token_ids.extend(token_ids)
         self._counters["fed_tokens"] += len(token_ids)
@@ -107,7 +107,7 @@ class CompletionEngine:
         """See `Engine.request`. Raises EngineError if entropies are requested."""
         if sampling.candidates:
             raise EngineError("this engine returns no entropies (Sampling.candidates); set resources.engine.kind to torch")
-        state = self._idle(session)
+        state = idle(self._sessions, session)
         state.key, state.sampling = key, sampling
         self._waiting.append(session)
 
@@ -133,7 +133,7 @@ class CompletionEngine:
             raise
 
     def snapshot(self, session: int, length: int | None = None) -> tuple[int, ...]:
-        tokens = self._idle(session).token_ids
+        tokens = idle(self._sessions, session).token_ids
         check_prefix(session, len(tokens), length)
         return tuple(tokens[:length])
 
@@ -149,12 +149,6 @@ class CompletionEngine:
         if session in self._running:
             self._running.remove(session)
             self.backend.cancel([session])
-
-    def _idle(self, session: int) -> _Session:
-        state = self._sessions[session]
-        if state.sampling is not None:
-            raise RuntimeError(f"session {session} is in the middle of a turn; wait until advance() returns it")
-        return state
 
     def _begin(self, session: int) -> None:
         """Start a waiting turn, or finish it at once if the session has no room for it."""

@@ -223,16 +223,16 @@ class LeanForward:
         hidden = decoder.embed_tokens(batch.ids)
         last = len(decoder.layers) - 1
         for index, layer in enumerate(decoder.layers):
-            normed = _norm(hidden, layer.input_layernorm)
+            normed = rms_norm(hidden, layer.input_layernorm)
             if index == last and batch.ends is not None:
                 mixed, hidden = self._attention_of_ends(index, layer.self_attn, normed, angles, batch), hidden[batch.ends]
             else:
                 mixed = self._attention(index, layer.self_attn, normed, angles, batch)
             hidden = _add_linear(hidden, mixed, layer.self_attn.o_proj)
-            normed = _norm(hidden, layer.post_attention_layernorm)
+            normed = rms_norm(hidden, layer.post_attention_layernorm)
             gated = functional.silu(layer.mlp.gate_proj(normed), inplace=True).mul_(layer.mlp.up_proj(normed))
             hidden = _add_linear(hidden, gated, layer.mlp.down_proj)
-        return _norm(hidden, decoder.norm)
+        return rms_norm(hidden, decoder.norm)
 
     def _heads(self, index: int, attention: Any, normed: Tensor, angles: Tensor, which: slice) -> Tensor:
         """Heads `which` (queries, then keys, then values) [n, heads, head_dim] for normed hidden states [n, D], rotated."""
@@ -294,7 +294,8 @@ def _pad_rows(parts: list[Tensor], count: int) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _norm(hidden: Tensor, module: Any) -> Tensor:
+def rms_norm(hidden: Tensor, module: Any) -> Tensor:
+    """The RMS norm `module` of a model of FAMILIES applied to hidden states [..., D]."""
     return functional.rms_norm(hidden, (hidden.shape[-1],), module.weight, module.variance_epsilon)
 
 

@@ -9,9 +9,9 @@ their modules document how far that reproduces a run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
     from stages.records.thinking import Thinking
@@ -125,6 +125,24 @@ class Engine(Protocol):
         """Totals so far: sampled_tokens, fed_tokens (prompt and observation), forked_tokens; forward_passes of the torch engine,
         requests of other back ends."""
         ...
+
+
+class OpenSession(Protocol):
+    """What a back end knows about a session."""
+
+    sampling: Sampling | None
+    """Of the turn in progress; None between turns."""
+
+
+AnySession = TypeVar("AnySession", bound=OpenSession)
+
+
+def idle(sessions: Mapping[int, AnySession], session: int) -> AnySession:
+    """The open session. Raises RuntimeError during a turn."""
+    state = sessions[session]
+    if state.sampling is not None:
+        raise RuntimeError(f"session {session} is in the middle of a turn; wait until advance() returns it")
+    return state
 
 
 def check_length(tokens: int, max_length: int) -> None:

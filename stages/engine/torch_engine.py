@@ -25,7 +25,7 @@ from stages.engine.architectures import unserved, windows
 from stages.engine.cache import SlotCache
 from stages.engine.cuda_graphs import make_forward
 from stages.engine.decoder import Pass
-from stages.engine.engine import Pause, Sampling, Turn, check_growth, check_length, check_prefix
+from stages.engine.engine import Pause, Sampling, Turn, check_growth, check_length, check_prefix, idle
 from stages.engine.passes import LENGTH_STEP, QUERY_STEP, PassBuilder
 from stages.engine.sampling import candidate_entropy, draw
 from stages.engine.self_check import check_against_model
@@ -113,14 +113,14 @@ class TorchEngine:
 
     def extend(self, session: int, token_ids: Sequence[int]) -> None:
         """See `Engine.extend`. Raises ValueError if the session would be longer than max_length."""
-        state = self._idle(session)
+        state = idle(self._sessions, session)
         check_growth(session, len(state.tokens), len(token_ids), self.max_length)
         state.tokens.extend(token_ids)
         if token_ids:
             state.state = None
 
     def request(self, session: int, key: int, sampling: Sampling) -> None:
-        state = self._idle(session)
+        state = idle(self._sessions, session)
         state.key, state.sampling = key, sampling
         self._queue.append(state)
 
@@ -140,7 +140,7 @@ class TorchEngine:
 
     def snapshot(self, session: int, length: int | None = None) -> Prefix:
         """See `Engine.snapshot`. Runs no forward pass: tokens not fed yet are copied as tokens."""
-        state = self._idle(session)
+        state = idle(self._sessions, session)
         check_prefix(session, len(state.tokens), length)
         cached = state.cached
         if length is not None and length < len(state.tokens):
@@ -156,7 +156,7 @@ class TorchEngine:
 
         Tokens not fed yet are fed in as few passes as the slots allow. The next turn, also from a `snapshot`, reuses the state.
         """
-        waiting = [self._idle(session) for session in sessions]
+        waiting = [idle(self._sessions, session) for session in sessions]
         with torch.inference_mode(), self.table.guarded():
             if self.model.training:
                 self.model.eval()
@@ -194,7 +194,7 @@ class TorchEngine:
     def fork(self, session: int, count: int) -> list[int]:
         """See `Engine.fork`. Pending tokens but the last are fed first, together with those of other idle sessions: for speed,
         open all prompts, then fork each."""
-        if len(pending(self._idle(session))) > 1:
+        if len(pending(idle(self._sessions, session))) > 1:
             self._fill(session)
         prefix = self.snapshot(session)
         return [self.open((), prefix) for _ in range(count)]
@@ -211,12 +211,6 @@ class TorchEngine:
         """Close every session. Weights may change only while none is open; caches and snapshots belong to the old weights."""
         for session in sorted(self._sessions):
             self.close(session)
-
-    def _idle(self, session: int) -> Session:
-        state = self._sessions[session]
-        if state.sampling is not None:
-            raise RuntimeError(f"session {session} is in the middle of a turn; wait until advance() returns it")
-        return state
 
     # ---- forward passes -----------------------------------------------------------------------------------------------------
 

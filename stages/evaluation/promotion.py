@@ -56,10 +56,10 @@ def decide(challenger: Rows, holder: Rows, name: str, settings: Mapping[str, Any
         pair = [[row for row in rows if row["domain"] == domain] for rows in (challenger, holder)]
         found = compare_models(*pair, settings["confidence"], settings["resamples"], settings["seed"])
         verdicts.append(found["verdict"])
-        interval = f"{100 * settings['confidence']:g} % CI {100 * found['low']:+.1f} to {100 * found['high']:+.1f}"
+        interval = f"{100 * settings['confidence']:g} % CI {100 * found['low']:+z.1f} to {100 * found['high']:+z.1f}"
         tests.append(f"{domain}: p = {found['p']:.3f}, {interval} points")
         lines.append(
-            f"{domain}: {100 * found['difference']:+.1f} points against {name}, {found['verdict']} "
+            f"{domain}: {100 * found['difference']:+z.1f} points against {name}, {found['verdict']} "
             f"({interval}, p = {found['p']:.3f}, n = {found['n']} tasks)"
         )
     if "worse" in verdicts:

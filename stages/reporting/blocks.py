@@ -152,14 +152,14 @@ def rounded(value: float | None, digits: int = 3) -> float | int | None:
     return int(result) if result == int(result) else result
 
 
-def flatten(value: Any, prefix: str = "") -> list[tuple[str, str]]:
+def scalars(value: Any, prefix: str = "") -> list[tuple[str, str]]:
     """The scalars of a JSON value as (dotted key, text), in order; a list of scalars is one entry."""
     if isinstance(value, Mapping):
-        return [item for key, inner in value.items() for item in flatten(inner, f"{prefix}.{key}" if prefix else str(key))]
+        return [item for key, inner in value.items() for item in scalars(inner, f"{prefix}.{key}" if prefix else str(key))]
     if isinstance(value, (list, tuple)):
         if all(not isinstance(item, (Mapping, list, tuple)) for item in value):
             return [(prefix, ", ".join(number(item) for item in value) or "none")]
-        return [item for place, inner in enumerate(value) for item in flatten(inner, f"{prefix}[{place}]")]
+        return [item for place, inner in enumerate(value) for item in scalars(inner, f"{prefix}[{place}]")]
     return [(prefix, number(value))]
 
 
@@ -167,6 +167,6 @@ def all_numbers(report: Mapping[str, Any] | None, source: str, limit: int = 150)
     """A folded table of the first `limit` entries of a stage's report; [] without a report."""
     if not report:
         return []
-    entries = flatten(report)
+    entries = scalars(report)
     title = f"All numbers of {source}" + (f" (the first {limit} of {len(entries)})" if len(entries) > limit else "")
     return [Table(title, ("key", "value"), [list(entry) for entry in entries[:limit]], text_columns=2, folded=True)]

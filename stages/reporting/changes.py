@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stages.evaluation.statistics import Comparison, StatisticsError, compare
-from stages.reporting.blocks import flatten
+from stages.reporting.blocks import scalars
 from stages.reporting.kept import Run, Success
 from stages.reporting.results import model_order
 
@@ -34,7 +34,7 @@ class SuccessChange:
 
 def parameter_changes(before: Run, now: Run) -> list[tuple[str, str, str]]:
     """(dotted key, value before, value now) of every parameter that differs, in the order of params.yaml. Null equals absent."""
-    old, new = dict(flatten(before.params)), dict(flatten(now.params))
+    old, new = dict(scalars(before.params)), dict(scalars(now.params))
     keys = [*new, *(key for key in old if key not in new)]
     values = [(key, old.get(key, ABSENT), new.get(key, ABSENT)) for key in keys]
     return [(key, then, today) for key, then, today in values if then != today]

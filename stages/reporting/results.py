@@ -91,7 +91,7 @@ def journey(evaluation: Mapping[str, Any], domain: str) -> list[tuple[str, Estim
 
 def signed(points: float) -> str:
     """A difference with its sign (U+2212 for minus)."""
-    return f"{points:+.1f}".replace("-", "−")
+    return f"{points:+z.1f}".replace("-", "−")
 
 
 def p_value(p: float, bare: bool = False) -> str:

@@ -8,3 +8,8 @@ import os
 def available_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def concurrent_runs(device: str) -> int:
+    """One single-threaded run per core, which is faster than one run on all cores; one run on an accelerator."""
+    return available_cores() if device == "cpu" else 1

@@ -122,11 +122,6 @@ def write_params(path: Path, text: str) -> None:
         shutil.copymode(target, partial)
 
 
-def apply_overlay(path: Path, overlay: Path) -> None:
-    """Write the values of `overlay` into params.yaml, keeping its comments. Raises ParamsError; checks no values."""
-    write_params(path, overlaid(path, overlay))
-
-
 def migrate(path: Path, defaults: Mapping[str, Any], pipeline: Path, check: Callable[[Mapping[str, Any], str], Any]) -> None:
     """Migrate a params.yaml of an earlier release (`migrated`) and print the changes. If `check` raises ParamsError for the
     result, the file is unchanged."""

@@ -6,7 +6,6 @@ import getpass
 import hashlib
 import os
 import socket
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from stages.params import Params
 from stages.records.sections import params_hash
+from stages.runtime.git import GitError, git
 
 STATES = ("ran", "restored", "unchanged", "cached")
 """Tag `dvc.state`: executed; restored from DVC's run cache; already up to date; not executed (restored or unchanged)."""
@@ -33,12 +33,9 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _git(root: Path, *arguments: str) -> str | None:
     """Output of a git command; None without git or a repository."""
     try:
-        done = subprocess.run(
-            ["git", *arguments], cwd=root, capture_output=True, text=True, errors="replace", timeout=5, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        return git(root, *arguments, timeout=5).strip()
+    except GitError:
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def git_state(root: Path) -> tuple[str, bool]:

@@ -37,7 +37,7 @@ from stages.evaluation.panels import EVALUATION_SCHEMA
 from stages.params import ROOT, load_params
 from stages.records.episode import Owner, read_json, read_rows, read_tasks, write_json, write_table, write_tasks
 from stages.records.sections import deep_merge
-from stages.runtime.overlay import apply_overlay
+from stages.runtime.overlay import overlaid, write_params
 from stages.runtime.validation import ParamsError
 from stages.runtime.workspace import EvaluationWorkspace
 
@@ -254,7 +254,7 @@ def test_command_line_runs_a_search_step_by_step(
     assert read_json(source / output["result"])["settings"]["method"] == "unguided"
     path = source / "copy.yaml"
     path.write_text(yaml.safe_dump(of_params(VALUES)))
-    apply_overlay(path, source / output["overlay"])
+    write_params(path, overlaid(path, source / output["overlay"]))
     models = load_params(path).evaluate.models
     assert models is None or models == [*model_names(["search"]), "sft+vote"], "the other models are still evaluated"
     for wrong, message in ((["design.budgets=3"], "budgets"), (["design.budget"], "KEY=VALUE")):

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from stages.runtime.overlay import apply_overlay
+from stages.runtime.overlay import overlaid, write_params
 from stages.tracking.spool import spools
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,7 +36,7 @@ def export(target: Path, base: Path) -> Path:
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, target / name)
     shutil.copytree(base, target / "data" / "base")
-    apply_overlay(target / "params.yaml", TINY)
+    write_params(target / "params.yaml", overlaid(target / "params.yaml", TINY))
     path = target / "params.yaml"
     values = yaml.safe_load(path.read_text())
     # What the default run overrides per domain would undo the tiny profile.
@@ -77,7 +77,7 @@ class Checkout:
         """Merge `changes` into params.yaml."""
         overlay = self.root / ".overlay.yaml"
         overlay.write_text(yaml.safe_dump(changes))
-        apply_overlay(self.root / "params.yaml", overlay)
+        write_params(self.root / "params.yaml", overlaid(self.root / "params.yaml", overlay))
         overlay.unlink()
 
     def repro(self, *arguments: str) -> tuple[list[str], list[str]]:

@@ -11,7 +11,7 @@ from checkout import ROOT, Checkout
 from test_named_methods import METHODS, changes
 
 from stages.params import load_params
-from stages.runtime.overlay import apply_overlay
+from stages.runtime.overlay import overlaid, write_params
 
 LONG_EPISODES = {"model": {"max_length": 1024}, "curate": {"noisy_demonstrations": 0}}
 """The tiny tokenizer knows few words, so that the shop's pages and detours in keydoor make long episodes."""
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.long(200)]
 def test_three_domains_merge_three_specialists(source: Path, tmp_path: Path) -> None:
     """Contract: the shipped profile gives a specialist per domain, one merge of all three, panels of all three, and a report."""
     checkout = Checkout.make(tmp_path / "checkout", source)
-    apply_overlay(checkout.root / "params.yaml", ROOT / "profiles" / "three-domains.yaml")
+    write_params(checkout.root / "params.yaml", overlaid(checkout.root / "params.yaml", ROOT / "profiles" / "three-domains.yaml"))
     checkout.edit(LONG_EPISODES)
     ran, restored = checkout.repro()
     assert {"curate@shop", "rollout@shop", "annotate@shop", "rl@textworld", "rl@search", "rl@shop", "merge"} <= set(ran)

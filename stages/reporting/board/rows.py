@@ -59,7 +59,7 @@ class Row:
     def signed(self, value: float) -> str:
         """A signed difference: in points for shares, else in the metric's unit."""
         text = (
-            f"{100 * value:+.1f}" if is_share(self.claim.metric) else f"{value:+,.0f}" if abs(value) >= 100 else f"{value:+.3g}"
+            f"{100 * value:+z.1f}" if is_share(self.claim.metric) else f"{value:+,.0f}" if abs(value) >= 100 else f"{value:+.3g}"
         )
         return text.replace("-", "−")
 

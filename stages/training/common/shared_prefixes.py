@@ -27,7 +27,7 @@ from torch.nn import functional
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
-from stages.engine.decoder import FAMILIES, hooked
+from stages.engine.decoder import FAMILIES, hooked, rms_norm
 from stages.training.common.recompute import recomputes
 
 ATTENTION = "shared_prefixes"
@@ -270,7 +270,7 @@ def _through_layers(decoder: Any, layout: Layout) -> Tensor:
     angles = decoder.rotary_emb(hidden[None], layout.positions[None])
     cos, sin = (part[0, :, None] for part in angles)
     for index, layer in enumerate(decoder.layers):
-        attention, normed = layer.self_attn, _norm(hidden, layer.input_layernorm)
+        attention, normed = layer.self_attn, rms_norm(hidden, layer.input_layernorm)
         last = index == len(decoder.layers) - 1
         keys, values = (
             project(normed).unflatten(-1, (-1, attention.head_dim)) for project in (attention.k_proj, attention.v_proj)
@@ -285,12 +285,8 @@ def _through_layers(decoder: Any, layout: Layout) -> Tensor:
         queries, keys = _rotate(queries, *rotation), _rotate(keys, cos, sin)
         attended = attend(queries, keys, values, layout.last if last else layout.parts, attention.scaling)
         hidden = hidden + attention.o_proj(attended.flatten(1))
-        hidden = hidden + layer.mlp(_norm(hidden, layer.post_attention_layernorm))
-    return _norm(hidden, decoder.norm)
-
-
-def _norm(hidden: Tensor, module: Any) -> Tensor:
-    return functional.rms_norm(hidden, (hidden.shape[-1],), module.weight, module.variance_epsilon)
+        hidden = hidden + layer.mlp(rms_norm(hidden, layer.post_attention_layernorm))
+    return rms_norm(hidden, decoder.norm)
 
 
 def _rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

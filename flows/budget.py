@@ -104,9 +104,9 @@ def main() -> int:
     parser.add_argument("--total", type=int, default=6400, help="units, in episodes per domain")
     parser.add_argument("--demo-cost", type=int, default=10, help="episodes that one demonstration costs")
     parser.add_argument("--demos", type=int, nargs="+", help="demonstrations of each split; the rest is spent on episodes")
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(range(5)))
-    parser.add_argument("--name", default="budget")
-    parser.add_argument("--jobs", type=int)
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(range(5)), help="values of rl.seed")
+    parser.add_argument("--name", default="budget", help="name of the files in reports/comparisons")
+    parser.add_argument("--jobs", type=int, help="experiments at a time")
     options = parser.parse_args()
     try:
         units = Budget(total_units=options.total, demo_cost=options.demo_cost)

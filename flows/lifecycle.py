@@ -174,7 +174,7 @@ def main() -> int:
         prog="python -m flows.lifecycle", description="Bring the pipeline up to date as a Prefect flow."
     )
     parser.add_argument("--until", metavar="STAGE", choices=list(stage_graph(ROOT)), help="stop after this stage")
-    parser.add_argument("--jobs", type=int, metavar="N", help="stages that run side by side")
+    parser.add_argument("--jobs", type=int, metavar="N", help="concurrent stages")
     options = parser.parse_args()
     try:
         lifecycle(Settings(until=options.until, jobs=options.jobs))

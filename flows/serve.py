@@ -294,10 +294,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m flows.serve", description="Serve Prefect, MLflow and the report on 127.0.0.1."
     )
-    parser.add_argument("--stop", action="store_true", help="stop the running one")
+    parser.add_argument("--stop", action="store_true", help="stop the running servers")
     parser.add_argument("--port", type=int, default=4200, help="port of Prefect's UI and API")
-    parser.add_argument("--mlflow-port", type=int, default=5000)
-    parser.add_argument("--report-port", type=int, default=5001)
+    parser.add_argument("--mlflow-port", type=int, default=5000, help="port of MLflow")
+    parser.add_argument("--report-port", type=int, default=5001, help="port of the report")
     options = parser.parse_args()
     if options.stop:
         return stop()

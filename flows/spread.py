@@ -116,7 +116,7 @@ def spread(settings: Spread = Spread(), root: str = "") -> str:  # noqa: B008
 @command
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.spread", description="Run the lifecycle with several seeds.")
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(range(5)))
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(range(5)), help="values of seed")
     parser.add_argument("--panel-seed", type=int, default=1, help="seed of the fresh panels")
     parser.add_argument("--tasks", type=int, default=400, help="tasks per panel")
     parser.add_argument("--jobs", type=int, help="lifecycles at a time")

@@ -1,5 +1,5 @@
-"""evaluate: base, sft, every specialist, the merge and the linear merge play the same frozen panels (or validation tasks:
-evaluate.split). Models that select actions with a learnt scorer play the panels of the domains that have one.
+"""evaluate: base, sft, every specialist, the merged model and the linear average play the same frozen panels (or validation
+tasks: evaluate.split). Models that select actions with a learnt scorer play the panels of the domains that have one.
 
 data/curated/<domain> (panel.json, tasks, worlds), the models and their scorers (data/models/q/<domain>,
 data/models/rl/<domain>/value) -> data/evaluation/rows.parquet (one row per model, task and attempt), reports/evaluation.json,

@@ -1,8 +1,7 @@
-"""rl: the SFT policy learns one domain: by playing it, from the offline dataset, or from preference pairs, as `rl.algorithm`
-says.
+"""rl: the SFT policy learns one domain, by playing it, from the offline dataset or from preference pairs (`rl.algorithm`).
 
-Each step of an algorithm that plays draws tasks, plays them in groups, credits the tokens and updates the policy; each step of
-the others updates it on some of their data.
+In each step, an algorithm that plays samples tasks, plays a group of episodes of each, assigns credit to the tokens and updates
+the policy; the other algorithms update it on a batch of their data.
 
 Reads data/models/sft, data/rollouts/<domain>/difficulty.json and, depending on the algorithm:
 - data/curated/<domain>: demonstrations (external.per_group; replay.records; offline algorithms) and game records
@@ -10,7 +9,7 @@ Reads data/models/sft, data/rollouts/<domain>/difficulty.json and, depending on 
 - data/annotated/<domain>: value_model (credit.kind annotated, critic.init, curriculum.kind value), progress_model (credit.kind
   progress), nodes and pairs (algorithms that learn from pairs)
 
-Writes data/models/rl/<domain> (with value/ if values of tokens were learnt), data/rl/<domain>/samples.parquet and
+Writes data/models/rl/<domain> (with value/ if the algorithm learns token values), data/rl/<domain>/samples.parquet and
 reports/rl/<domain>{_history.csv,.json}. Under LoRA (model.lora), data/models/rl/<domain> is an adapter of data/models/sft.
 """
 

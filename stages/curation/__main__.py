@@ -44,7 +44,7 @@ def main() -> int:
     parser.add_argument("kind", choices=("raw", "games"))
     parser.add_argument("domain")
     parser.add_argument("--count", type=int, required=True, help="records or games to make")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of the records or games (default: %(default)s)")
     options = parser.parse_args()
     if options.count < 1 or options.seed < 0:
         parser.error("--count must be at least 1 and --seed at least 0")

@@ -1,7 +1,7 @@
 """Trains the shipped base model (`data/base`): a small Llama, on procedural text in the environments' formats.
 
 The stage is frozen. To train the model again: `python -m stages.pretraining`, then `dvc commit -f data/base/dvc.yaml:pretrain`.
-Its settings are in data/base/params.yaml. Steps: text, tokenizer, tokens, model, training, accuracy, folder.
+Its settings are in data/base/params.yaml.
 """
 
 from __future__ import annotations

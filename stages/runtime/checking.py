@@ -48,9 +48,12 @@ def run_checks(kind: str, checks: Callable[[str, Findings], None]) -> Callable[[
 
     @command
     def main() -> int:
-        parser = argparse.ArgumentParser(description=f"Test whether a {kind} keeps its contract.")
+        part = checks.__module__.rpartition(".")[0]
+        parser = argparse.ArgumentParser(
+            prog=f"python -m {part}", description=f"Test whether the {kind} NAME keeps its contract."
+        )
         parser.add_argument("command", choices=["check"])
-        parser.add_argument("name", help=f"the {kind}'s name in params.yaml")
+        parser.add_argument("name", metavar="NAME", help=f"the {kind}'s name in params.yaml")
         name, findings = parser.parse_args().name, Findings()
         try:
             checks(name, findings)

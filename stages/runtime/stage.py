@@ -108,11 +108,18 @@ LAUNCHED = "LOCAL_RANK"
 """Environment variable set in processes started by `accelerate launch`."""
 
 
+def module_of(name: str) -> str:
+    """The module that `python -m` runs, or `stages.<name>` where another program, such as a test, calls the stage."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    module = spec.name.removesuffix(".__main__") if spec else ""
+    return module if module.startswith("stages.") else f"stages.{name}"
+
+
 def launch(root: Path, name: str, config: str) -> None:
     """Start this stage again under `accelerate launch`, in place of this process."""
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(root / config)]
     sys.stdout.flush()
-    os.execv(sys.executable, [*launcher, "-m", f"stages.{name}", *sys.argv[1:]])
+    os.execv(sys.executable, [*launcher, "-m", module_of(name), *sys.argv[1:]])
 
 
 class Settings(Protocol):
@@ -142,7 +149,11 @@ class Kind:
 
 def _options(name: str, kind: Kind) -> tuple[str | None, str | None]:
     """The command line's --domain and --shard."""
-    parser = argparse.ArgumentParser(prog=f"python -m stages.{name}", description=(sys.modules["__main__"].__doc__ or "").strip())
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {module_of(name)}",
+        description=(sys.modules["__main__"].__doc__ or "").strip(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     if kind.per_domain:
         parser.add_argument("--domain", required=True, help="one of `domains` in params.yaml")
     if kind.sharded:

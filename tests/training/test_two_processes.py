@@ -6,6 +6,7 @@ import csv
 import os
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,9 @@ def test_resources_launch_starts_a_training_stage_under_accelerate(make_context,
         raise SystemExit
 
     monkeypatch.setattr(os, "execv", execv)
-    with pytest.raises(SystemExit):
-        stage_run("sft", sft.run, params, open_tracker, launched=True)
-    assert started[0][1:] == ["-m", "accelerate.commands.launch", "--config_file", str(root / "ddp.yaml"), "-m", "stages.sft"]
+    for name, module in (("sft", None), ("pretrain", "stages.pretraining.__main__")):
+        monkeypatch.setattr(sys.modules["__main__"], "__spec__", ModuleSpec(module, None) if module else None)
+        with pytest.raises(SystemExit):
+            stage_run(name, sft.run, params, open_tracker, launched=True)
+    command = ["-m", "accelerate.commands.launch", "--config_file", str(root / "ddp.yaml"), "-m"]
+    assert [arguments[1:] for arguments in started] == [[*command, "stages.sft"], [*command, "stages.pretraining"]]

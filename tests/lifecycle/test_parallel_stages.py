@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from checkout import Checkout
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.long(60)]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.long(90)]
 
 
 @pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.slow), 3])

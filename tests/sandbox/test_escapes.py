@@ -17,7 +17,7 @@ from stages.sandbox.guest.syscalls import DENIED, X32
 from stages.sandbox.probe import breaches, fault
 from stages.sandbox.server import remove
 
-pytestmark = pytest.mark.long(25)
+pytestmark = pytest.mark.long(125)
 
 PREVENTED = """
 def attempt():

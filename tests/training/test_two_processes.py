@@ -20,7 +20,7 @@ from stages.runtime.stage import stage_run
 from stages.tracking import open_tracker
 from training.toys import store_pairs
 
-pytestmark = pytest.mark.long(30)
+pytestmark = pytest.mark.long(110)
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = f"""
 import os, sys

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from stages.claims.experiment import FOLDER, load_experiment, slugs
 from stages.claims.results import NOT_RUN, OUTDATED, result_path
 from stages.records.episode import read_json
+from stages.runtime.command import AnswerParser
 from stages.runtime.validation import ParamsError
 
-YES, NO, UNDECIDED, USAGE = 0, 1, 2, 64
+YES, NO, UNDECIDED = 0, 1, 2
 CODES = {"reproduced": YES, "not reproduced": NO}
 """Any other state is UNDECIDED: no look so far, a gate that failed, or an experiment that changed since it was run."""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.print_usage(sys.stderr)
-        self.exit(USAGE, f"{self.prog}: {message}\n")
 
 
 def states(root: Path, slug: str) -> list[tuple[str, str]]:
@@ -40,7 +32,7 @@ def states(root: Path, slug: str) -> list[tuple[str, str]]:
 
 def main(arguments: Sequence[str]) -> int:
     """0: all the claims asked for are reproduced. 1: one is not. 2: neither. 64: bad usage."""
-    parser = _Parser(
+    parser = AnswerParser(
         prog="python -m stages.claims verdict", description="Print verdicts; exit with 0, 1 or 2: yes, no, undecided."
     )
     parser.add_argument("slug", metavar="SLUG", help="an experiment in reports/claims")

@@ -1,23 +1,29 @@
-"""`python -m stages.reporting.comparison FILE.json`: table and figure of a comparison of settings over seeds.
+"""`python -m stages.reporting.comparison FILE.json [SETTING/SEED=ROWS ...]`: the verdicts, table and figure of a comparison of
+settings over seeds.
 
-FILE.json, written by flows/compare.py, holds `settings` (name -> overrides), `seeds`, `domains`, `metric` and `scores` (setting
--> [runs, domains]). FILE.md and FILE.svg are written beside it.
+FILE.json, written by flows/compare.py, holds the comparison (`settings`, `seeds`, `looks`, `metric`, `claim`, `margin`,
+`threshold`), its `domains`, and `scores` (setting -> [runs, domains]). ROWS is data/evaluation/rows.parquet of a run; with those
+of all runs, intervals are over seeds and clusters of tasks, else over seeds alone. FILE.md and FILE.svg are written beside it,
+and `verdicts` into it: for every setting but the first its looks, effect and verdict by the rules of the claims board.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from stages.claims.inference import Sample
+from stages.claims.judging import look_entry
+from stages.claims.sequential import Kind, judge
 from stages.evaluation.aggregates import Bounded, iqm, probability_of_improvement, stratified_bootstrap
 from stages.evaluation.statistics import StatisticsError
-from stages.records.episode import read_json
+from stages.records.episode import read_json, read_rows, write_json
 from stages.reporting.generated_blocks import markdown_table
 from stages.reporting.style import colour, drawing, to_svg
 from stages.runtime.command import command
@@ -29,6 +35,56 @@ if TYPE_CHECKING:
 RESAMPLES = 5000
 SHARES = ("success", "accepted")
 """Metrics shown in per cent."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What decides a setting against the first; see stages.claims.sequential.Rule."""
+
+    kind: Kind
+    threshold: float
+    margin: float
+
+
+def task_table(comparison: Mapping[str, Any], setting: str, files: Sequence[Path]) -> tuple[list[str], np.ndarray]:
+    """(each task's cluster [T], the metric's mean over each task's attempts [runs, T]). Raises StatisticsError if the runs played
+    different tasks."""
+    model, metric = comparison["settings"][setting]["model"], comparison["metric"]
+    runs = []
+    for file in files:
+        values: dict[tuple[str, str, str], list[float]] = {}
+        for row in read_rows(file, ["model", "domain", "cluster", "task_id", metric]):
+            if row["model"] == (f"rl@{row['domain']}" if model == "specialist" else model):
+                values.setdefault((row["domain"], row["cluster"], row["task_id"]), []).append(float(row[metric]))
+        runs.append({key: sum(of) / len(of) for key, of in sorted(values.items())})
+    if any(run.keys() != runs[0].keys() for run in runs):
+        raise StatisticsError(f"the runs of setting {setting} played different tasks")
+    return [f"{domain} {cluster}" for domain, cluster, _ in runs[0]], np.array([list(run.values()) for run in runs])
+
+
+def sample_of(comparison: Mapping[str, Any], setting: str, files: Sequence[Path], count: int) -> Sample:
+    """The setting's first `count` runs: by clusters of tasks if there are rows, else their means over the domains."""
+    if files:
+        clusters, values = task_table(comparison, setting, files[:count])
+        return Sample.of_tasks(values, clusters)
+    return Sample(np.asarray(comparison["scores"][setting][:count], dtype=np.float64).mean(axis=1))
+
+
+def verdicts_of(comparison: Mapping[str, Any], rows: Mapping[str, Sequence[Path]]) -> dict[str, dict[str, Any]]:
+    """Setting -> its looks against the first setting, and the last one's effect and verdict (undecided before the first look).
+    rows: setting -> evaluation rows of its runs, seed by seed. Raises StatisticsError."""
+    first, *others = comparison["scores"]
+    looks = comparison["looks"] or [len(comparison["seeds"])]
+    rule = Rule(comparison["claim"] or "superiority", comparison["threshold"], comparison["margin"])
+    found = {}
+    for name in others:
+        count = min(len(comparison["scores"][one]) for one in (name, first))
+        complete = all(len(rows.get(one, ())) >= count for one in (name, first))
+        samples = [sample_of(comparison, one, rows[one] if complete else (), count) for one in (name, first)]
+        taken = [look_entry(look) for look in judge(looks, *samples, rule)]
+        last = taken[-1] if taken else {"effect": "undecided", "verdict": "undecided"}
+        found[name] = {"looks": taken, "effect": last["effect"], "verdict": last["verdict"]}
+    return found
 
 
 @dataclass(frozen=True)
@@ -63,6 +119,33 @@ def _bounded(found: Bounded, share: bool) -> str:
     return f"{scale * found.value:.{digits}f} ({scale * found.low:.{digits}f} to {scale * found.high:.{digits}f})"
 
 
+def _against_first(comparison: Mapping[str, Any], name: str, share: bool) -> list[str]:
+    """Difference from the first setting with its interval, and the effect."""
+    found = comparison["verdicts"].get(name)
+    if found is None or not found["looks"]:
+        return ["–", "–" if found is None else found["effect"]]
+    last = found["looks"][-1]
+    return [_bounded(Bounded(last["difference"], last["low"], last["high"]), share), f"**{found['effect']}**"]
+
+
+def rules_text(comparison: Mapping[str, Any]) -> str:
+    """How the effects were found, and the verdict on the claim, if there is one."""
+    scale, unit = (100, " points") if comparison["metric"] in SHARES else (1, "")
+    looks = comparison["looks"] or [len(comparison["seeds"])]
+    taken = [look for one in comparison["verdicts"].values() for look in one["looks"]]
+    over = "seeds and clusters of tasks" if taken and all(look["clusters"] for look in taken) else "seeds alone"
+    text = (
+        f"Effects against `{next(iter(comparison['scores']))}` by the rules of the claims board: intervals over {over}, looks "
+        f"after {', '.join(map(str, looks))} seeds that err by 5 % in all, equivalent within "
+        f"{scale * comparison['margin']:g}{unit}."
+    )
+    if comparison["claim"]:
+        kind = comparison["claim"].replace("_", "-")
+        states = "; ".join(f"`{name}`: **{one['verdict']}**" for name, one in comparison["verdicts"].items())
+        text += f" Claim of {kind}: {states}."
+    return text
+
+
 def table(comparison: Mapping[str, Any], lines: list[Line]) -> str:
     """Markdown: interquartile mean, probability of improvement over the first setting, mean per domain, overrides."""
     share = comparison["metric"] in SHARES
@@ -71,6 +154,8 @@ def table(comparison: Mapping[str, Any], lines: list[Line]) -> str:
         "setting",
         f"IQM{unit} (95 %)",
         f"P(better than {lines[0].name})",
+        f"minus {lines[0].name}{unit}",
+        "effect",
         *(f"{domain}{unit}" for domain in domains),
         "changes",
     ]
@@ -79,15 +164,18 @@ def table(comparison: Mapping[str, Any], lines: list[Line]) -> str:
         means = [f"{100 * mean:.1f}" if share else f"{mean:.3f}" for mean in line.scores.mean(axis=0)]
         better = "–" if line.improvement is None else _bounded(line.improvement, share=False)
         body.append(
-            [f"`{line.name}`", _bounded(line.iqm, share), better, *means, ", ".join(f"`{one}`" for one in line.overrides) or "–"]
+            [
+                *(f"`{line.name}`", _bounded(line.iqm, share), better, *_against_first(comparison, line.name, share)),
+                *(*means, ", ".join(f"`{one}`" for one in line.overrides) or "–"),
+            ]
         )
-    rows = markdown_table(header, body, "l" + "r" * (len(header) - 2))
+    rows = markdown_table(header, body, "lrrrl" + "r" * (len(header) - 6) + "l")
     about = (
         f"{comparison['metric']} over {len(comparison['seeds'])} seeds (`{comparison['vary']}`) and {len(domains)} domain"
         f"{'s' if len(domains) > 1 else ''}: interquartile mean (IQM) with stratified bootstrap, and the probability that a run "
         f"outperforms one of `{lines[0].name}` (arXiv 2108.13264)."
     )
-    return f"{rows}\n\n{about}\n"
+    return f"{rows}\n\n{about} {rules_text(comparison)}\n"
 
 
 def figure(comparison: Mapping[str, Any], lines: list[Line]) -> Figure:
@@ -121,9 +209,12 @@ def figure(comparison: Mapping[str, Any], lines: list[Line]) -> Figure:
     return drawn
 
 
-def write(path: Path) -> None:
-    """FILE.md and FILE.svg beside FILE.json."""
+def write(path: Path, rows: Mapping[str, Sequence[Path]]) -> None:
+    """Verdicts in FILE.json, and FILE.md and FILE.svg beside it. rows: see `verdicts_of`; without any, stored verdicts stay."""
     comparison = read_json(path)
+    if rows or "verdicts" not in comparison:
+        comparison["verdicts"] = verdicts_of(comparison, rows)
+        write_json(path, comparison)
     lines = lines_of(comparison)
     title = f"{comparison['metric']} of {', '.join(line.name for line in lines)}"
     with drawing():
@@ -137,9 +228,14 @@ def write(path: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m stages.reporting.comparison", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("file", type=Path)
-    file = parser.parse_args().file
+    parser.add_argument("rows", nargs="*", metavar="SETTING/SEED=ROWS", help="evaluation rows of the runs, in the order of seeds")
+    options = parser.parse_args()
+    file, rows = options.file, {}
     try:
-        write(file)
+        for given in options.rows:
+            run, _, path = given.partition("=")
+            rows.setdefault(run.rpartition("/")[0], []).append(Path(path))
+        write(file, rows)
     except (FileNotFoundError, KeyError, StatisticsError) as error:
         print(f"comparison: {file}: {error}", file=sys.stderr)
         return 1

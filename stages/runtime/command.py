@@ -5,6 +5,7 @@ The command ends at the next line that it prints, without a message, with the ex
 
 from __future__ import annotations
 
+import argparse
 import functools
 import io
 import logging
@@ -13,12 +14,24 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import ParamSpec
+from typing import NoReturn, ParamSpec
 
 P = ParamSpec("P")
 
 OUTPUT_CLOSED = 128 + signal.SIGPIPE
 """Exit code of a command whose output was closed."""
+
+
+USAGE, RUN_FAILED = 64, 70
+"""Exit codes of commands that answer yes, no or undecided with 0, 1 or 2, as in sysexits.h."""
+
+
+class AnswerParser(argparse.ArgumentParser):
+    """For such commands: wrong usage exits with USAGE instead of argparse's 2."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(USAGE, f"{self.prog}: {message}\n")
 
 
 class OutputClosed(SystemExit):

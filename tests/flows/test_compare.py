@@ -100,11 +100,74 @@ def test_invalid_setting_is_rejected_before_the_first_run(
     monkeypatch.setattr(compare, "compare", no_run)
     line = "compare --setting one rl.algorithm=rloo --setting two ++rl.algoritm=rloo --seeds 0 1"
     monkeypatch.setattr(sys, "argv", line.split())
-    assert compare.main() == 2
+    assert compare.main() == 64
     assert capsys.readouterr().err == "compare: setting two: params.yaml: unknown key 'rl.algoritm'\n"
     monkeypatch.setattr(compare, "run_experiment", no_run)
     with pytest.raises(StageFailedError, match=r"setting s1: .*unknown key 'rl\.algoritm'"):
         flow.fn(settings("rl.algorithm=rloo", "rl.algoritm=rloo"), str(checkout))
+
+
+def test_only_undecided_settings_get_further_seeds(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: after each look, the settings that are decided against the first drop out; the first plays on with the others."""
+    ran: list[str] = []
+    decided = {2: {"s1": "reproduced", "s2": "undecided"}, 4: {"s1": "reproduced", "s2": "not reproduced"}}
+
+    def write(comparison: Comparison, root: Path, scores: object, plan: dict[tuple[str, int], object]) -> Path:
+        (tmp := root / "c.md").write_text(str(max(seed for _, seed in plan) + 1))
+        return tmp
+
+    monkeypatch.setattr(compare, "run_experiments", lambda root, runs, jobs, alone: ran.extend([*runs, str(alone)]))
+    monkeypatch.setattr(compare, "gather_scores", lambda *given: {})
+    monkeypatch.setattr(compare, "write", write)
+    monkeypatch.setattr(compare, "verdicts", lambda path: decided[int(path.read_text())])
+    monkeypatch.setattr(compare, "check", lambda *given: None)
+    three = {f"s{number}": Setting(overrides=[f"rl.steps={number + 1}"]) for number in range(3)}
+    comparison = Comparison(settings=three, seeds=list(range(6)), looks=[2, 4, 6])
+    compare.compare.fn(comparison, str(checkout))
+    first = [f"s{number} {seed}" for seed in (0, 1) for number in range(3)]
+    assert ran == [*first, "1", "s0 2", "s2 2", "s0 3", "s2 3", "0"]
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (["--looks", "8", "4"], "growing numbers"),
+        (["--looks", "8", "--seeds", "0", "1"], "the last of all 2"),
+        (["--metric", "turns"], "too small to matter"),
+        (["--setting", "c", "--claim", "superiority"], "about two settings"),
+        (["--margin", "0"], "margin"),
+        (["--claim", "better"], "invalid choice"),
+    ],
+)
+def test_wrong_usage_is_not_mistaken_for_an_answer(
+    extra: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Contract: 0, 1 and 2 are answers, so wrong usage exits with 64."""
+    monkeypatch.setattr(sys, "argv", ["compare", "--setting", "a", "--setting", "b", *extra])
+    with pytest.raises(SystemExit) as end:
+        compare.main()
+    assert end.value.code == 64
+    assert message in capsys.readouterr().err
+
+
+def test_exit_code_is_the_verdict(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """0 yes, 1 no, 2 undecided; 70 if a run fails; 0 without a claim."""
+    path = tmp_path / "c.json"
+    monkeypatch.setattr(compare, "check", lambda *given: None)
+    monkeypatch.setattr(compare, "compare", lambda given: str(path.with_suffix(".md")))
+    line = ["compare", "--setting", "a", "--setting", "b"]
+    for verdict, code in (("reproduced", 0), ("not reproduced", 1), ("undecided", 2)):
+        path.write_text(json.dumps({"verdicts": {"b": {"verdict": verdict}}}))
+        monkeypatch.setattr(sys, "argv", [*line, "--claim", "non_inferiority", "--looks", "8", "12"])
+        assert compare.main() == code
+        monkeypatch.setattr(sys, "argv", line)
+        assert compare.main() == 0
+
+    def failing(given: Comparison) -> str:
+        raise StageFailedError("out of disk space")
+
+    monkeypatch.setattr(compare, "compare", failing)
+    assert compare.main() == 70
 
 
 @pytest.mark.parametrize(

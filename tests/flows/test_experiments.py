@@ -69,7 +69,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_parallel_experiments_give_table_and_figure(checkout: Path) -> None:
     """Parallel runs leave the checkout unchanged, and each becomes an experiment with its own name."""
-    from flows.compare import Comparison, Setting, gather_scores, plan_experiments, write
+    from flows.compare import Comparison, Setting, gather_scores, plan_experiments, verdicts, write
     from flows.experiments import find, output, results, run_experiment
 
     def status() -> set[str]:
@@ -78,7 +78,7 @@ def test_parallel_experiments_give_table_and_figure(checkout: Path) -> None:
 
     settings = {name: Setting(overrides=[f"rl.algorithm={name}", "rl.steps=7"]) for name in ("grpo", "rloo")}
     comparison = Comparison(name="two", settings=settings, seeds=[0, 4], jobs=2)
-    plan, before = plan_experiments(comparison, checkout), status()
+    plan, before = plan_experiments(comparison, checkout, settings, comparison.seeds), status()
     assert list(plan) == [("grpo", 0), ("rloo", 0), ("grpo", 4), ("rloo", 4)]
     with ThreadPoolExecutor(2) as pool:
         ran = list(pool.map(lambda run: run_experiment(checkout, *run, echo=lambda line: None), plan.values()))
@@ -101,9 +101,12 @@ def test_parallel_experiments_give_table_and_figure(checkout: Path) -> None:
 
     scores = gather_scores(comparison, checkout, plan)
     assert scores["grpo"] == [pytest.approx([0.2, 0.3]), pytest.approx([0.24, 0.34])]
-    table = write(comparison, checkout, scores).read_text()
+    path = write(comparison, checkout, scores, plan)
+    table = path.with_suffix(".md").read_text()
     assert "| `rloo` | " in table
     assert "1.000 (1.000 to 1.000)" in table, "every run of rloo beats every run of grpo"
+    assert "seeds alone" in table, "the runs have no rows per task"
+    assert verdicts(path) == {"rloo": "undecided"}
     assert (checkout / "reports/comparisons/two.svg").read_text().startswith("<svg")
 
 

@@ -13,6 +13,7 @@ from stages.reporting.results import (
     find_comparison,
     model_order,
     retention,
+    signed,
     success_table,
     verdicts,
 )
@@ -94,3 +95,7 @@ def test_success_without_interval_is_rejected():
     del evaluation["models"]["sft"]["search"]["success"]["low"]
     with pytest.raises(ValueError, match=r"models\.sft\.search\.success lacks \['low'\]"):
         check_evaluation(evaluation, "reports/evaluation.json")
+
+
+def test_differences_have_a_sign_and_zero_has_no_minus() -> None:
+    assert [signed(points) for points in (2.26, -2.26, 0.0, -0.0, -0.04)] == ["+2.3", "−2.3", "+0.0", "+0.0", "+0.0"]

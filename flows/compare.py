@@ -210,8 +210,9 @@ def compare(comparison: Comparison = Comparison(), root: str = "") -> str:  # no
         comparison: What to compare.
         root: The checkout; empty: that of this flow.
     """
-    folder, log = Path(root or ROOT), logger()
+    folder = Path(root or ROOT)
     check(comparison, folder)
+    log = logger()
     plan: dict[tuple[str, int], tuple[str, list[str]]] = {}
     pending = list(comparison.settings)
     for look in comparison.looks or [len(comparison.seeds)]:

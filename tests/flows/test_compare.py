@@ -113,14 +113,16 @@ def test_only_undecided_settings_get_further_seeds(checkout: Path, monkeypatch: 
     decided = {2: {"s1": "reproduced", "s2": "undecided"}, 4: {"s1": "reproduced", "s2": "not reproduced"}}
 
     def write(comparison: Comparison, root: Path, scores: object, plan: dict[tuple[str, int], object]) -> Path:
-        (tmp := root / "c.md").write_text(str(max(seed for _, seed in plan) + 1))
-        return tmp
+        path = root / "c.md"
+        path.write_text(str(max(seed for _, seed in plan) + 1))
+        return path
 
     monkeypatch.setattr(compare, "run_experiments", lambda root, runs, jobs, alone: ran.extend([*runs, str(alone)]))
     monkeypatch.setattr(compare, "gather_scores", lambda *given: {})
     monkeypatch.setattr(compare, "write", write)
     monkeypatch.setattr(compare, "verdicts", lambda path: decided[int(path.read_text())])
     monkeypatch.setattr(compare, "check", lambda *given: None)
+    monkeypatch.setattr(compare, "logger", lambda: print)
     three = {f"s{number}": Setting(overrides=[f"rl.steps={number + 1}"]) for number in range(3)}
     comparison = Comparison(settings=three, seeds=list(range(6)), looks=[2, 4, 6])
     compare.compare.fn(comparison, str(checkout))

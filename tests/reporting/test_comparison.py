@@ -67,7 +67,7 @@ def test_verdicts_per_task_are_those_of_the_board(tmp_path: Path) -> None:
 def test_settings_with_fewer_seeds_are_judged_by_the_seeds_of_both(tmp_path: Path) -> None:
     """One setting is decided at the first look and has two runs; the other plays on with the first setting."""
     base = np.array([0.50, 0.52, 0.49, 0.51])
-    scores = {"one": base, "better": base[:2] + [0.300, 0.301], "worse": base - [0.1, 0.2, 0.101, 0.102]}
+    scores = {"one": base, "better": base[:2] + np.array([0.300, 0.301]), "worse": base - np.array([0.1, 0.2, 0.101, 0.102])}
     given = comparison(scores, claim="superiority", threshold=0.1)
     path = tmp_path / "c.json"
     path.write_text(json.dumps(given))

@@ -4,7 +4,8 @@ reports/claims/<slug>.yaml and params.yaml -> reports/claims/<slug>.json, rewrit
 reports/claims/rows and reports/claims/curves. `python -m stages.claims lite_ppo` runs one experiment, without a name all. Runs
 whose results are in the file, or in another experiment's with the same parameters, are not repeated; delete the file to repeat an
 experiment. `--check` validates the experiments and prints what they will cost, `--judge` judges the claims anew without running
-anything. `python -m stages.claims verdict SLUG [CLAIM]` prints verdicts and exits with 0 (reproduced), 1 (not) or 2 (undecided).
+anything. `python -m stages.claims verdict SLUG [CLAIM]` prints verdicts and exits with 0 (reproduced), 1 (not) or 2 (undecided);
+`python -m stages.claims new SLUG` writes the file of a new experiment.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from stages.claims import verdict
+from stages.claims import new, verdict
 from stages.claims.cost import cost_of
 from stages.claims.experiment import FOLDER, Experiment, check_environments, check_experiment, load_experiment, slugs
 from stages.claims.judging import write
@@ -47,9 +48,13 @@ def load_experiments(root: Path, names: list[str], params: dict[str, Any]) -> di
         raise ParamsError(f"unknown experiment {', '.join(unknown)}; {FOLDER} has {', '.join(known)}")
     experiments = {slug: load_experiment(root / FOLDER / f"{slug}.yaml") for slug in names or known}
     for slug, experiment in experiments.items():
-        source = f"{FOLDER}/{slug}.yaml"
-        check_environments(check_experiment(experiment, params, source), source)
+        check_whole(experiment, params, f"{FOLDER}/{slug}.yaml")
     return experiments
+
+
+def check_whole(experiment: Experiment, params: dict[str, Any], source: str) -> None:
+    """Raise ParamsError for an experiment whose arms are no valid params.yaml; `source`: its file."""
+    check_environments(check_experiment(experiment, params, source), source)
 
 
 def print_costs(root: Path, experiments: dict[str, Experiment], params: dict[str, Any], jobs: int) -> None:
@@ -89,6 +94,9 @@ def run_all(root: Path, experiments: dict[str, Experiment], params: dict[str, An
 def main() -> int:
     if sys.argv[1:2] == ["verdict"]:
         return verdict.main(sys.argv[2:])
+    if sys.argv[1:2] == ["new"]:
+        params = load_params(Path.cwd() / "params.yaml").model_dump()
+        return new.main(sys.argv[2:], lambda experiment, file: check_whole(experiment, params, file), params)
     parser = argparse.ArgumentParser(prog="python -m stages.claims", description=(__doc__ or "").strip())
     parser.add_argument("slugs", nargs="*", metavar="SLUG", help="experiments in reports/claims (default: all)")
     parser.add_argument("--jobs", type=int, help=f"concurrent runs, about 1 GB of memory each (default: {JOBS}, or one per core)")

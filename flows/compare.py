@@ -14,6 +14,7 @@ import json
 import re
 import sys
 import tempfile
+import traceback
 from argparse import Namespace
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -290,6 +291,9 @@ def main() -> int:
     except StageFailedError as error:
         print(f"compare: {error}", file=sys.stderr)
         return USAGE if error.bad_parameters else RUN_FAILED
+    except Exception:  # Python's own exit code for it, 1, would answer the claim with no
+        traceback.print_exc()
+        return RUN_FAILED
     if not given.claim:
         return 0
     (verdict,) = verdicts(Path(table).with_suffix(".json")).values()

@@ -165,11 +165,13 @@ def test_exit_code_is_the_verdict(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         monkeypatch.setattr(sys, "argv", line)
         assert compare.main() == 0
 
-    def failing(given: Comparison) -> str:
-        raise StageFailedError("out of disk space")
+    for error in (StageFailedError("out of disk space"), OSError("no server")):
 
-    monkeypatch.setattr(compare, "compare", failing)
-    assert compare.main() == 70
+        def failing(given: Comparison, error: Exception = error) -> str:
+            raise error
+
+        monkeypatch.setattr(compare, "compare", failing)
+        assert compare.main() == 70
 
 
 @pytest.mark.parametrize(

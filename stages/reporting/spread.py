@@ -144,9 +144,13 @@ def summary(rows: Rows) -> dict[str, Any]:
     }
 
 
+def _share(percent: float) -> str:
+    return f"{round(percent, 1) + 0.0:.1f}"  # -0.0 + 0.0 is 0.0
+
+
 def _cells(entry: Mapping[str, Any], difference: bool) -> tuple[str, str, str]:
     """Mean, lowest to highest seed, interval: in per cent, or of a difference in points with their sign."""
-    show = signed if difference else "{:.1f}".format
+    show = signed if difference else _share
     shown = {key: show(100 * value) for key, value in entry.items() if isinstance(value, float)}
     interval = "–" if entry["low"] is None else f"{shown['low']} to {shown['high']}"
     unit = "" if difference else " %"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -164,12 +165,12 @@ def parse_as(shape: type[P], values: Mapping[str, Any], source: str) -> P:
 def cross_checks(params: Params, domain: str, source: str) -> None:
     """Raise ParamsError where sections of `domain`, each valid by itself, contradict one another."""
     method, rl = resolve_section(params.section("rl", domain), params.model.max_length)
-
-    def section(name: str) -> Any:
-        return params.section(name, domain) if name in PerDomain.model_fields else getattr(params, name)
-
-    for problem in (*contradictions(method, rl, section), *_backbone_contradictions(params, domain)):
+    for problem in (*contradictions(method, rl, partial(_section, params, domain)), *_backbone_contradictions(params, domain)):
         raise ParamsError(f"{source}: in per_domain.{domain}: {problem}")
+
+
+def _section(params: Params, domain: str, name: str) -> Any:
+    return params.section(name, domain) if name in PerDomain.model_fields else getattr(params, name)
 
 
 def _backbone_contradictions(params: Params, domain: str) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Self-imitation (Oh et al., arXiv 1806.05514): successes that exceed what the policy usually achieves are learned again.
 
-With R an episode's outcome and b the curriculum's running estimate of its task's outcome, the loss is the paper's, for the policy:
+With R an episode's outcome and b the curriculum's running estimate of its task's outcome, the policy's loss is the paper's:
 
     - max(R - b, 0) log pi(y_t), mean over tokens
 

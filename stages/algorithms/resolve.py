@@ -64,6 +64,10 @@ def _check(given: Rl, resolved: Rl, method: Composition) -> None:
             )
     if method.data != "episodes":
         _check_unplayed(given, method.card.slug)
+    elif given.add_tree_steps and given.environment_steps is None:
+        raise ParamsError(
+            "rl.add_tree_steps has no effect without rl.environment_steps, which it raises; set that, or it to false"
+        )
     refuse_idle_parts(given, method)
     refuse_idle_keys(given, resolved, method)
     if method.data in ("episodes", "offline_replay"):
@@ -80,6 +84,8 @@ def _check_unplayed(given: Rl, slug: str) -> None:
     for name in ("environment_steps", "stop_at_success"):
         if getattr(given, name) is not None:
             raise ParamsError(f"rl.{name} has no effect: algorithm {slug} plays no episodes; set it to null")
+    if given.add_tree_steps:
+        raise ParamsError(f"rl.add_tree_steps has no effect: algorithm {slug} plays no episodes; set it to false")
 
 
 def _check_sampling(rl: Rl) -> None:

@@ -16,6 +16,7 @@ from stages.algorithms.parts.curriculum import Curriculum
 from stages.algorithms.parts.external import External
 from stages.algorithms.parts.group_resampling import GroupResampling
 from stages.algorithms.parts.horizon import Horizon
+from stages.algorithms.parts.imitation import Imitation
 from stages.algorithms.parts.loss import Loss
 from stages.algorithms.parts.part import Layered
 from stages.algorithms.parts.preference import Preference
@@ -41,6 +42,9 @@ class Rl(Layered):
     """Training steps."""
     environment_steps: Count | None = None
     """Stop after the step that brings the turns played to this number, if `steps` is not reached first."""
+    add_tree_steps: bool = False
+    """Raise environment_steps by the number of turns in annotate's trees, to compare rl without trees at equal cost with rl that
+    learns from them. Turns that the search repeated to return to a state do not count."""
     stop_at_success: Share | None = None
     """Stop after the step that ends five in which this share of the episodes succeeded: to compare methods at equal success."""
     tasks_per_step: Count = 16
@@ -77,6 +81,7 @@ class Rl(Layered):
     loss: Loss = Loss()
     critic: Critic = Critic()
     replay: Replay = Replay()
+    imitation: Imitation = Imitation()
     preference: Preference = Preference()
     curriculum: Curriculum = Curriculum()
     selection: Selection = Selection()

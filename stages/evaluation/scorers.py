@@ -33,7 +33,8 @@ def closed_book_domains(domains: Sequence[str]) -> list[str]:
 
 def scored_domains(models: Path, domains: Sequence[str], choice: str) -> list[str]:
     """The domains whose panels a model with this choice among actions plays ("": no choice): those with a Q-model or token
-    values if it needs them, those with a setting `closed_book` for `closed_book`, else all. Raises FileNotFoundError if there are none."""
+    values if it needs them, those that can be played without tools for `closed_book`, else all. Raises FileNotFoundError if
+    there are none."""
     if choice == CLOSED_BOOK:
         return closed_book_domains(domains)
     found = scorers(models, domains)[choice] if choice in LACKING else list(domains)

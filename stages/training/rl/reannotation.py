@@ -33,7 +33,7 @@ class Reannotation:
     def __init__(
         self,
         context: StageContext,
-        params: Reannotate,
+        settings: Reannotate,
         policy: Policy,
         models: Models,
         engine: Engine,
@@ -41,9 +41,9 @@ class Reannotation:
         pool: EnvironmentPool,
         *key: object,
     ) -> None:
-        self.context, self.every, self.policy, self.models = context, params.every, policy, models
+        self.context, self.every, self.policy, self.models = context, settings.every, policy, models
         self.engine, self.chat, self.pool, self.key = engine, chat, pool, key
-        self.params = Annotate.model_validate(params.annotate)
+        self.params = Annotate.model_validate(settings.annotate)
         self.refitted = False
         """Whether the step-value model is no longer the one that annotate saved."""
 

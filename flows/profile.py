@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from pathlib import Path
 from flows.pipeline import read_settings
 from flows.process import BAD_PARAMETERS, ROOT, StageFailedError, capture, python_environment, quoted, run_supervised
 from stages.runtime.command import command
-from stages.runtime.files import atomic_bytes, atomic_text
+from stages.runtime.files import atomic_bytes, atomic_folder, atomic_text
 
 COPIES = Path(".bellwether") / "profiles"
 RESULTS = Path("reports") / "profiles"
@@ -47,15 +46,12 @@ def clone(root: Path, folder: Path) -> None:
     """Make `folder` a clone of the last commit of `root`, or bring it there. It uses the DVC cache of `root`, from which DVC
     restores what a stage made before from the same inputs."""
     if not folder.exists():
-        partial = folder.with_name(f"{folder.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.parent.mkdir(parents=True, exist_ok=True)
-        _git(root, "clone", "-q", "--shared", "--no-checkout", str(root), str(partial))
         cache = capture([sys.executable, "-m", "dvc", "cache", "dir"], root)
         if cache.returncode:
             raise StageFailedError(f"dvc cache dir failed in {root}: {cache.stderr.strip()}")
-        atomic_text(partial / ".dvc" / "config.local", f"[cache]\n    dir = {root / cache.stdout.strip()}\n")
-        partial.rename(folder)
+        with atomic_folder(folder) as partial:
+            _git(root, "clone", "-q", "--shared", "--no-checkout", str(root), str(partial))
+            atomic_text(partial / ".dvc" / "config.local", f"[cache]\n    dir = {root / cache.stdout.strip()}\n")
     commit = _git(root, "rev-parse", "HEAD")
     if not (folder / "params.yaml").exists() or _git(folder, "rev-parse", "HEAD") != commit:
         _git(folder, "fetch", "-q", "origin", "HEAD")

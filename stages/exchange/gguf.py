@@ -105,7 +105,7 @@ def write_gguf(file: Path, target: Path) -> None:
     del model.config.quantization_config
     for config in (model.config, model.generation_config):
         config.eos_token_id = tokenizer.eos_token_id
-    write_folder(target, tokenizer, lambda folder: model.save_pretrained(folder))
+    write_folder(target, tokenizer, lambda partial: model.save_pretrained(partial))
     with file.open("rb") as handle:
         digest = hashlib.file_digest(handle, "sha256").hexdigest()
     source = {"file": file.name, "sha256": digest, "policy_hash": policy_hash(target)}

@@ -36,6 +36,10 @@ class Rl(Layered):
     """A module of stages/algorithms/methods, or an entry point of the group bellwether.algorithms."""
     settings: Any = {}
     """The algorithm's own keys, where it has any: a mapping, or (resolved) the algorithm's own section."""
+    warm_start: dict[str, Any] = {}
+    """Training before that of `algorithm`, as keys of this section with an algorithm that learns from annotate's trees:
+    {algorithm: tree_bc, steps: 20} or {algorithm: step_dpo, steps: 20}. Absent keys have their defaults, `seed` this section's
+    value. The policy after it is the reference of KL terms. {}: none."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     """Seed of rl's random draws; null: the run's seed. Runs that differ only in it share all stages before rl."""
     steps: Count = 20

@@ -50,6 +50,7 @@ HASHED_AS = {"group_resampling": "filling"}
 
 ADDED: Mapping[str, Any] = {
     "warmup_updates": 0,
+    "warm_start": {},
     "add_tree_steps": False,
     "imitation": {"ratio": 0.0, "coef": 1.0, "capacity": 20_000},
 }

@@ -12,18 +12,25 @@ tasks that the policy has learned. The paper's baseline is its critic's value, i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from stages.agent.logprobs import token_logprobs
-from stages.algorithms.batch import LossTerms, TrajectoryBatch
+from stages.algorithms.batch import LossTerms
 from stages.algorithms.parts.imitation import Imitation
 from stages.records.episode import Episode
-from stages.training.common.batches import take, trajectory_batch
+from stages.training.common.batches import trajectory_batch
 from stages.training.common.loop import Update
+from stages.training.rl.cloning import cloning_loss
 from stages.training.rl.models import Models
 from stages.training.rl.replay_buffer import ReplayBuffer
 
 Outcome = Callable[[Episode], float]
+
+
+def untracked(loss: Callable[[list[int]], Iterator[LossTerms]], rows: list[int]) -> Iterator[LossTerms]:
+    """`loss` without the tokens that it trains, as the ledger counts those of the step's own episodes."""
+    return (replace(terms, trained=None) for terms in loss(rows))
 
 
 class SelfImitation:
@@ -62,25 +69,14 @@ class SelfImitation:
     def _joined(self, update: Update, episodes: Sequence[Episode], scale: float) -> Update:
         batch = trajectory_batch(episodes)
         self.metrics["imitation_tokens"] += float(batch.mask.sum())
-        loss = self._loss(batch, scale * self.params.coef)
+        loss = cloning_loss(self.models, batch, self.temperature, scale * self.params.coef)
         own = [(update.loss, micro) for micro in update.micro_batches]
-        replayed = [(loss, rows) for rows in self.models.plan(batch, range(batch.size))]
+        replayed = [(partial(untracked, loss), rows) for rows in self.models.plan(batch, range(batch.size))]
 
         def either(part: tuple[Callable[[Any], Iterator[LossTerms]], Any]) -> Iterator[LossTerms]:
             return part[0](part[1])
 
         return Update(update.learner, [*own, *replayed], either, update.on_tokens_trained)
-
-    def _loss(self, batch: TrajectoryBatch, scale: float) -> Callable[[list[int]], Iterator[LossTerms]]:
-        model, tokens = self.models.policy, float(batch.mask.sum())
-
-        def loss(rows: list[int]) -> Iterator[LossTerms]:
-            micro = take(batch, rows, model.device)
-            logprobs = token_logprobs(model, micro.token_ids, micro.mask, self.temperature, states=self.models.states)
-            share = -scale * logprobs.sum() / tokens
-            yield LossTerms(share, {"imitation_loss": share.detach()})
-
-        return loss
 
     def state_dict(self) -> dict[str, Any]:
         return self.buffer.state_dict()

@@ -202,8 +202,8 @@ def policy_row(sums: Mapping[str, Sums]) -> dict[str, float]:
         }
         if policy.get("external_tokens"):
             row["external_probability"] = policy["external_probability"] / policy["external_tokens"]
-    if policy and "imitation_loss" in policy:
-        row["imitation_loss"] = policy["imitation_loss"] / policy["updates"]
+    if policy and "cloning_loss" in policy:
+        row["imitation_loss"] = policy["cloning_loss"] / policy["updates"]
     turn_critic = sums.get("turn_critic")
     if turn_critic:
         turns = max(turn_critic["turns"], 1.0)

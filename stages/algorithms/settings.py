@@ -20,6 +20,7 @@ from stages.algorithms.parts.imitation import Imitation
 from stages.algorithms.parts.loss import Loss
 from stages.algorithms.parts.part import Layered
 from stages.algorithms.parts.preference import Preference
+from stages.algorithms.parts.reannotate import Reannotate
 from stages.algorithms.parts.replay import Replay
 from stages.algorithms.parts.reward import Reward
 from stages.algorithms.parts.selection import Selection
@@ -86,6 +87,7 @@ class Rl(Layered):
     critic: Critic = Critic()
     replay: Replay = Replay()
     imitation: Imitation = Imitation()
+    reannotate: Reannotate = Reannotate()
     preference: Preference = Preference()
     curriculum: Curriculum = Curriculum()
     selection: Selection = Selection()

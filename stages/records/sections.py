@@ -53,6 +53,7 @@ ADDED: Mapping[str, Any] = {
     "warm_start": {},
     "add_tree_steps": False,
     "imitation": {"ratio": 0.0, "coef": 1.0, "capacity": 20_000},
+    "reannotate": {"every": 0, "annotate": {}},
 }
 """Keys that are left out of hashes while they have this value, their default: adding them changed no hash."""
 

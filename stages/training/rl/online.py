@@ -17,6 +17,7 @@ from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.parts.advantage import GreedyReturns
 from stages.algorithms.parts.critic import check_returns
 from stages.algorithms.parts.group_resampling import dead_groups, dead_rows
+from stages.annotation.correct_paths import correct_episodes
 from stages.annotation.nodes import turns_in
 from stages.engine.engine import Sampling
 from stages.engine.torch_engine import TorchEngine
@@ -35,12 +36,15 @@ from stages.training.rl.models import Models, make_learners
 from stages.training.rl.off_policy import OffPolicy
 from stages.training.rl.offline_dataset import read_offline_dataset
 from stages.training.rl.policy_updates import PolicyUpdates, agreement, check_agreement, policy_row
+from stages.training.rl.reannotation import Reannotation
 from stages.training.rl.replay_buffer import ReplayBuffer
 from stages.values.step_value import StepValueModel
 
 if TYPE_CHECKING:
     from stages.runtime.stage import StageContext
 
+TREE_PATHS = 4
+"""Correct paths of each new tree that self-imitation stores, as many as tree_bc clones."""
 RECENT = 5
 """The number of last steps that rl.stop_at_success averages over."""
 
@@ -77,6 +81,12 @@ class OnlineJob(RlJob):
         self.imitation: SelfImitation | None = None
         if self.rl.imitation.ratio:
             self.imitation = SelfImitation(self.models, self.rl.imitation, self.rl.sampling.temperature)
+        self.reannotation: Reannotation | None = None
+        if self.rl.reannotate.every:
+            parts = (self.models, self.engine, self.chat, self.pool)
+            self.reannotation = Reannotation(context, self.rl.reannotate, policy, *parts, self.seed, self.labels.stream)
+        self.tree_metrics: dict[str, float] = {}
+        """Of the trees that the step began with, if it did."""
         self.budget = self._environment_steps()
         self.logprob_mismatch: dict[str, float] = {}
         """Maxima so far of what `agreement` measures."""
@@ -120,6 +130,7 @@ class OnlineJob(RlJob):
 
     def updates(self, step: int) -> Iterator[Update]:
         started = time.monotonic()
+        self.reannotate(step)
         batch = self.gather(step)
         self.observe()
         collected = time.monotonic()
@@ -151,6 +162,17 @@ class OnlineJob(RlJob):
 
         yield from imitation.join(updates, count, better_by, *key)
         self.metrics |= imitation.metrics
+
+    def reannotate(self, step: int) -> None:
+        """Grow new trees, if the step begins with some. Self-imitation stores their correct paths."""
+        self.tree_metrics = {}
+        if self.reannotation is None or not self.reannotation.due(step):
+            return
+        tasks = [self.tasks[task_id] for task_id in self.sampler.task_ids]
+        rows, self.tree_metrics = self.reannotation.grow(tasks, self.sampler.success, step)
+        self.environment_steps += int(self.tree_metrics["tree_steps"])
+        if self.imitation is not None:
+            self.imitation.add(correct_episodes(rows, TREE_PATHS, str(self.context.domain)), self.outcome)
 
     def gather(self, step: int) -> TrajectoryBatch:
         """Play the step's tasks, and further ones while the algorithm lacks groups; returns their episodes and the demonstrations
@@ -234,7 +256,7 @@ class OnlineJob(RlJob):
             batch = batch.with_metrics(dead_steps=dead_steps)
         limit = self.algorithm.turn_limit(step, self.max_turns)
         batch = self.algorithm.prepare(batch if limit is None else batch.with_metrics(turn_limit=float(limit)))
-        self.metrics = dict(batch.metrics)
+        self.metrics = {**batch.metrics, **self.tree_metrics}
         return batch
 
     def keep_samples(self, batch: TrajectoryBatch, step: int) -> None:
@@ -261,7 +283,8 @@ class OnlineJob(RlJob):
             "truncated": sum(episode.truncated for episode in self.played) / count,
             "kl": self.metrics.pop("kl"),
             "episodes": float(count + len(self.greedy)),
-            "environment_steps": float(sum(len(episode.played) for episode in (*self.played, *self.greedy))),
+            "environment_steps": self.tree_metrics.get("tree_steps", 0.0)
+            + sum(len(episode.played) for episode in (*self.played, *self.greedy)),
             "tool_calls": sum(turn.cost for episode in (*self.played, *self.greedy) for turn in episode.played),
             "branches": sum(bool(episode.parent) for episode in self.played) / count,
             "endings": distinct_endings(self.played),
@@ -303,6 +326,7 @@ class OnlineJob(RlJob):
             "recent": self.recent,
             **({"off_policy": self.off_policy.state_dict()} if self.off_policy else {}),
             **({"imitation": self.imitation.state_dict()} if self.imitation else {}),
+            **({"reannotation": self.reannotation.state_dict()} if self.reannotation else {}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -314,3 +338,5 @@ class OnlineJob(RlJob):
             self.off_policy.load_state_dict(state["off_policy"])
         if self.imitation:
             self.imitation.load_state_dict(state["imitation"])
+        if self.reannotation:
+            self.reannotation.load_state_dict(state["reannotation"])

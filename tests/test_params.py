@@ -300,6 +300,14 @@ def test_unsupported_model_is_reported_by_the_check(tmp_path: Path) -> None:
         check_architecture(longer, ROOT)
 
 
+def test_overlay_with_values_nested_too_deeply_is_refused(tmp_path: Path) -> None:
+    """ruamel's reader reaches Python's limit before the other reader does."""
+    path, overlay = ROOT / "params.yaml", tmp_path / "deep.yaml"
+    overlay.write_text(f"rl: {{learning_rate: {'[' * 300}{']' * 300}}}\n")
+    with pytest.raises(ParamsError, match=r"deep\.yaml can't be applied to .*: values are nested too deeply"):
+        overlaid(path, overlay)
+
+
 def test_shipped_profiles_change_only_their_sections() -> None:
     changes = {"one-gpu": {"resources", "model"}, "three-domains": {"domains"}, "search-and-code": {"domains", "sft"}}
     # Another model: its budgets, never the methods that are compared by default.

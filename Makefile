@@ -1,4 +1,5 @@
 # make lifecycle   set up and run the pipeline              make test   set up and run the tests
+#                  PROFILE=gemma-270m: with that file of profiles/, in a copy of the checkout; PROFILE='gemma-270m one-gpu': with both
 # make ui          browse the runs in MLflow                make lint   ruff and mypy
 # make serve       Prefect, schedules, MLflow, report       make serve-stop   stop them
 # make agent       the merged model behind OpenAI's API; MODEL=rl@search, MODEL=merged+q@search: another
@@ -51,6 +52,17 @@ install:
 		echo "install: done"; \
 	fi
 
+PROFILE ?=
+# Extras of this project that a profile needs.
+EXTRA_gemma-270m := gemma
+EXTRAS = $(strip $(foreach name,$(PROFILE),$(EXTRA_$(name))))
+
+ifneq ($(PROFILE),)
+lifecycle: install
+	@python -m stages.exchange terms $(PROFILE)
+	$(foreach extra,$(EXTRAS),@pip install -qq -c requirements.lock --no-build-isolation -e '.[$(extra)]')
+	python -m flows.profile $(PROFILE)
+else
 lifecycle: install
 	@python -m stages.params > /dev/null
 	@echo "lifecycle: dvc repro (curate, sft, rollout, annotate, rl, merge, evaluate, report), stages side by side"
@@ -59,6 +71,7 @@ lifecycle: install
 	@python -m stages.runtime.speed || true
 	@dvc metrics show reports/metrics.json
 	@echo "lifecycle: the report is reports/report.html; 'make ui' shows the runs, 'make keep' keeps this one to compare with"
+endif
 
 # Four at a time even on two cores, since tests often wait for servers and processes to start. Tests of one file share fixtures;
 # the longest files (marker `long`) start first.

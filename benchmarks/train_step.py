@@ -92,9 +92,9 @@ class Ours:
 
         params = load_params(options.root / "params.yaml")
         section = params.rl.model_copy(update={"algorithm": "grpo", "group_size": group})
-        section = section.model_validate(
-            {**section.model_dump(), "advantage": {"std": "none"}, "loss": {"aggregation": "constant"}, "max_grad_norm": 1.0}
-        )
+        loss = {"aggregation": "constant", "constant_length": answer}
+        keys = {"advantage": {"std": "none"}, "loss": loss, "max_grad_norm": 1.0}
+        section = section.model_validate({**section.model_dump(), **keys})
         tokens = method.tokens_per_batch or params.resources.tokens_per_batch
         resources = {"device": options.device, "precision": options.precision, "tokens_per_batch": tokens}
         lora = Lora(rank=method.rank, alpha=method.alpha or Lora().alpha)
@@ -114,7 +114,7 @@ class Ours:
         own = models.logprobs(models.reference, batch, list(range(batch.size)), 1.0)
         self.batch = algorithm.prepare(models.annotate(batch.with_(logprobs_old=own), algorithm))
         self.shifted = self.batch.with_(logprobs_old=(own - SHIFT * self.batch.advantages.sign()) * batch.mask)
-        self.maker = PolicyUpdates(models, algorithm, Ledger(), constant_length=answer)
+        self.maker = PolicyUpdates(models, algorithm, Ledger())
         self.model, self.method, self.tokens_per_batch = model, method, tokens
         optimiser = make_optimiser(model, LEARNING_RATE, 0.0, betas=(0.9, 0.999))
         self.learner = Learner(model, optimiser, constant, 1.0, processes)

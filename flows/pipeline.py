@@ -177,7 +177,11 @@ def _resources(root: Path) -> dict[str, Any]:
 
 def read_params(root: Path) -> dict[str, Any]:
     """params.yaml, its values unchecked. Raises StageFailedError if it is not a mapping in UTF-8."""
-    path = root / "params.yaml"
+    return read_settings(root / "params.yaml")
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """A file in the format of params.yaml, its values unchecked. Raises StageFailedError if it is not a mapping in UTF-8."""
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from stages.agent.model_names import SELECTORS, model_names
+from stages.agent.model_names import CLOSED_BOOK, SELECTORS, VARIANTS, model_names
 from stages.agent.settings import Model, Rollout
 from stages.algorithms.parts.horizon import limits
 from stages.algorithms.registry import composition, learns_token_values
@@ -24,6 +25,7 @@ from stages.algorithms.settings import Rl
 from stages.annotation.derived import uses_value_model
 from stages.annotation.settings import Annotate
 from stages.curation.settings import Curate
+from stages.evaluation.scorers import closed_book_domains
 from stages.evaluation.settings import Evaluate
 from stages.merging.contract import MergeError
 from stages.merging.settings import Merge
@@ -98,11 +100,13 @@ class Params(Section):
     @model_validator(mode="after")
     def _models(self) -> Params:
         models, selectors = model_names(self.domains), ", ".join(f"+{name}" for name in SELECTORS)
-        known = [*models, *(f"{model}+{name}" for model in models for name in SELECTORS)]
+        known = [*models, *(f"{model}+{name}" for model in models for name in VARIANTS)]
         unknown = sorted(set(self.evaluate.models or []) - set(known))
         if unknown:
-            raise ValueError(f"evaluate.models names {unknown}; there are {', '.join(models)}, each also with {selectors}")
-        best_of = next((model for model in self.evaluate.models or [] if "+" in model), None)
+            raise ValueError(
+                f"evaluate.models names {unknown}; there are {', '.join(models)}, each also with {selectors}, +{CLOSED_BOOK}"
+            )
+        best_of = next((model for model in self.evaluate.models or [] if model.partition("+")[2] in SELECTORS), None)
         sampling, text = self.evaluate.sampling, self.resources.engine.text
         if best_of and (sampling.temperature == 0.0 or sampling.top_k == 1):
             raise ValueError(
@@ -164,12 +168,12 @@ def parse_as(shape: type[P], values: Mapping[str, Any], source: str) -> P:
 def cross_checks(params: Params, domain: str, source: str) -> None:
     """Raise ParamsError where sections of `domain`, each valid by itself, contradict one another."""
     method, rl = resolve_section(params.section("rl", domain), params.model.max_length)
-
-    def section(name: str) -> Any:
-        return params.section(name, domain) if name in PerDomain.model_fields else getattr(params, name)
-
-    for problem in (*contradictions(method, rl, section), *_backbone_contradictions(params, domain)):
+    for problem in (*contradictions(method, rl, partial(_section, params, domain)), *_backbone_contradictions(params, domain)):
         raise ParamsError(f"{source}: in per_domain.{domain}: {problem}")
+
+
+def _section(params: Params, domain: str, name: str) -> Any:
+    return params.section(name, domain) if name in PerDomain.model_fields else getattr(params, name)
 
 
 def _backbone_contradictions(params: Params, domain: str) -> Iterator[str]:
@@ -192,6 +196,11 @@ def check_selectors(params: Params, source: str) -> None:
         lacking["value"] = f"token values, and rl.algorithm is {algorithms}: set it to b_coder, or leave out models with +value"
     for model in params.evaluate.models or []:
         selector = model.partition("+")[2]
+        if selector == CLOSED_BOOK and not closed_book_domains(params.domains):
+            raise ParamsError(
+                f"{source}: evaluate.models: {model} plays without tools, and none of {', '.join(params.domains)} has a setting "
+                f"closed_book: add factbook to domains, or leave it out"
+            )
         if selector in lacking:
             raise ParamsError(f"{source}: evaluate.models: {model} needs {lacking[selector]}")
 

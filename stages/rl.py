@@ -1,4 +1,4 @@
-"""rl: the SFT policy learns one domain, by playing it, from the offline dataset or from preference pairs (`rl.algorithm`).
+"""rl: the SFT policy learns one domain, by playing it, from the offline dataset or from search trees (`rl.algorithm`).
 
 In each step, an algorithm that plays samples tasks, plays a group of episodes of each, assigns credit to the tokens and updates
 the policy; the other algorithms update it on a batch of their data.
@@ -7,7 +7,7 @@ Reads data/models/sft, data/rollouts/<domain>/difficulty.json and, depending on 
 - data/curated/<domain>: demonstrations (external.per_group; replay.records; offline algorithms) and game records
 - data/rollouts/<domain>: episodes (replay.records; offline algorithms)
 - data/annotated/<domain>: value_model (credit.kind annotated, critic.init, curriculum.kind value), progress_model (credit.kind
-  progress), nodes and pairs (algorithms that learn from pairs)
+  progress), nodes and pairs (algorithms that learn from these, add_tree_steps)
 
 Writes data/models/rl/<domain> (with value/ if the algorithm learns token values), data/rl/<domain>/samples.parquet and
 reports/rl/<domain>{_history.csv,.json}. Under LoRA (model.lora), data/models/rl/<domain> is an adapter of data/models/sft.
@@ -41,6 +41,7 @@ START = "data/models/sft"
 
 def make_job(context: StageContext, algorithm: Algorithm, policy: Policy, processes: Processes, domain: Domain) -> RlJob:
     """The training job for the data that the algorithm learns from (stages.algorithms.card.Composition.data)."""
+    from stages.training.rl.cloning import CloningJob
     from stages.training.rl.offline import OfflineJob
     from stages.training.rl.offline_actor_critic import OfflineActorCriticJob
     from stages.training.rl.online import OnlineJob
@@ -50,9 +51,41 @@ def make_job(context: StageContext, algorithm: Algorithm, policy: Policy, proces
         "episodes": OnlineJob,
         "offline_replay": OfflineActorCriticJob,
         "pairs": PreferenceJob,
+        "paths": CloningJob,
         "offline": OfflineJob,
     }
     return jobs[algorithm.method.data](context, algorithm, policy, processes, domain)
+
+
+def warm_start(
+    context: StageContext, rl: Rl, policy: Policy, processes: Processes, domain: Domain, checkpoints: Checkpoints
+) -> dict[str, Any] | None:
+    """Train the policy as `rl.warm_start` says; returns the report, or None where it says nothing.
+
+    The trained weights are a checkpoint, so that a restart goes on from them. Raises ValueError under FSDP, which shards a model
+    for one training.
+    """
+    from stages.algorithms.algorithm import Algorithm
+    from stages.algorithms.resolve import warm_start_of
+    from stages.training.common.adapters import load_trained_state, trained_state
+    from stages.training.common.loop import run_loop
+
+    found = warm_start_of(rl, context.params.model.max_length)
+    if found is None:
+        return None
+    if processes.sharded:
+        raise ValueError("rl.warm_start trains the policy twice, which FSDP can't; set resources.launch to ddp.yaml, or it to {}")
+    method, first = found
+    done = checkpoints.load("warm_start_done")
+    if done is not None:
+        load_trained_state(policy.model, done["weights"])
+        return done["report"]
+    job = make_job(context, Algorithm(method, first), policy, processes, domain)
+    history = run_loop(context, checkpoints, job, first.steps, first.checkpoint_every, "warm_start", "warm_start/")
+    report = {"algorithm": method.card.slug, "steps": len(history), **job.report(history)}
+    if context.main:
+        checkpoints.save("warm_start_done", {"weights": trained_state(policy.model), "report": report})
+    return report
 
 
 def write_outputs(
@@ -107,9 +140,10 @@ def run(context: StageContext) -> None:
     prepare_model(policy.model, context.params, seed_of(context.params, rl), context.title)
 
     checkpoints = Checkpoints(context, classes=(Episode, TurnRecord))  # the replay buffer's
+    warm = warm_start(context, rl, policy, processes, domain, checkpoints)
     with closing(make_job(context, algorithm, policy, processes, domain)) as job:
-        history = run_loop(context, checkpoints, job, rl.steps, rl.checkpoint_every, "training")
-    report = job.report(history)
+        history = run_loop(context, checkpoints, job, rl.steps, rl.checkpoint_every)
+    report = {**job.report(history), **({"warm_start": warm} if warm else {})}
     job.gather_weights()
     if not context.main:
         return

@@ -126,7 +126,7 @@ def run(context: StageContext) -> None:
     job = SftJob(context.params, policy.model, chat, demonstrations, context.team)
 
     checkpoints = Checkpoints(context, {"model": policy.hash})  # DVC does not track models outside data/base
-    history = run_loop(context, checkpoints, job, job.steps, section.checkpoint_every, "training")
+    history = run_loop(context, checkpoints, job, job.steps, section.checkpoint_every)
     job.close()
     if not context.main:
         return

@@ -19,6 +19,9 @@ SELECTORS = {
     "vote": "majority vote over the draws (self-consistency)",
 }
 """`<model>+<selector>` in evaluate.models: at each turn, the best of several actions by this criterion."""
+CLOSED_BOOK = "closed_book"
+"""`<model>+closed_book` in evaluate.models: without tools, in domains whose settings have `closed_book`."""
+VARIANTS = (*SELECTORS, CLOSED_BOOK)
 
 
 def model_names(domains: Sequence[str]) -> list[str]:

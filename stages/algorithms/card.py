@@ -44,7 +44,8 @@ class Composition:
     whole_groups: its own loss compares the episodes of a group, so that no group may be split over micro-batches.
     check: (rl as given, rl resolved); raises ParamsError for combinations that are invalid with this method.
     data: what it learns from. episodes: what the policy plays; offline_replay: the offline dataset (`replay.records`), by the
-        same pieces; pairs: preference pairs, by the piece `preference`; offline: the offline dataset, by the losses in `offline`.
+        same pieces; pairs: preference pairs, by the piece `preference`; paths: correct paths of search trees, by cloning them;
+        offline: the offline dataset, by the losses in `offline`.
     offline: its losses, for data offline.
     """
 
@@ -59,5 +60,5 @@ class Composition:
     reference: Callable[[Any], bool] | None = None
     whole_groups: bool = False
     check: Callable[[Any, Any], None] | None = None
-    data: Literal["episodes", "offline_replay", "pairs", "offline"] = "episodes"
+    data: Literal["episodes", "offline_replay", "pairs", "paths", "offline"] = "episodes"
     offline: OfflineLosses | None = None

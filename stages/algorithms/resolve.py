@@ -42,7 +42,29 @@ def resolve_section(given: Rl, max_length: int | None = None) -> tuple[Compositi
     values["settings"] = settings if method.derive is None else method.derive(settings, values)
     resolved = Rl.model_validate(values)
     _check(given, resolved, method)
+    warm_start_of(resolved, max_length)
     return method, resolved
+
+
+def warm_start_of(rl: Rl, max_length: int | None = None) -> tuple[Composition, Rl] | None:
+    """The method and the resolved section of `rl.warm_start`, if there is one. Raises ParamsError as `resolve_section`, and for a
+    method that does not learn from trees."""
+    if not rl.warm_start:
+        return None
+    try:
+        given = Rl.model_validate({"seed": rl.seed, **rl.warm_start})
+    except ValidationError as error:
+        raise ParamsError(explain(error, Rl, "rl.warm_start")) from error
+    method = composition(given.algorithm)
+    if method.data not in ("pairs", "paths") or given.warm_start:
+        raise ParamsError(
+            f"rl.warm_start is training on annotate's trees before rl, which algorithm {given.algorithm} with its own warm_start "
+            f"{given.warm_start} is not; set rl.warm_start.algorithm to tree_bc or step_dpo, and nothing below it to warm_start"
+        )
+    try:
+        return resolve_section(given, max_length)
+    except ParamsError as error:
+        raise ParamsError(f"rl.warm_start: {error}") from error
 
 
 def contradictions(method: Composition, rl: Rl, section: Callable[[str], Any]) -> Iterator[str]:
@@ -52,6 +74,8 @@ def contradictions(method: Composition, rl: Rl, section: Callable[[str], Any]) -
         yield f"rl.algorithm {method.card.slug} trains all weights of a value network, and model.lora.rank is {rank}: set it to 0"
     for part in parts_of(rl).values():
         yield from part.contradictions(rl, method, section)
+    if (first := warm_start_of(rl)) is not None:
+        yield from (f"rl.warm_start: {problem}" for problem in contradictions(*first, section))
 
 
 def _check(given: Rl, resolved: Rl, method: Composition) -> None:
@@ -64,6 +88,10 @@ def _check(given: Rl, resolved: Rl, method: Composition) -> None:
             )
     if method.data != "episodes":
         _check_unplayed(given, method.card.slug)
+    elif given.add_tree_steps and given.environment_steps is None:
+        raise ParamsError(
+            "rl.add_tree_steps has no effect without rl.environment_steps, which it raises; set that, or it to false"
+        )
     refuse_idle_parts(given, method)
     refuse_idle_keys(given, resolved, method)
     if method.data in ("episodes", "offline_replay"):
@@ -80,6 +108,8 @@ def _check_unplayed(given: Rl, slug: str) -> None:
     for name in ("environment_steps", "stop_at_success"):
         if getattr(given, name) is not None:
             raise ParamsError(f"rl.{name} has no effect: algorithm {slug} plays no episodes; set it to null")
+    if given.add_tree_steps:
+        raise ParamsError(f"rl.add_tree_steps has no effect: algorithm {slug} plays no episodes; set it to false")
 
 
 def _check_sampling(rl: Rl) -> None:

@@ -16,9 +16,11 @@ from stages.algorithms.parts.curriculum import Curriculum
 from stages.algorithms.parts.external import External
 from stages.algorithms.parts.group_resampling import GroupResampling
 from stages.algorithms.parts.horizon import Horizon
+from stages.algorithms.parts.imitation import Imitation
 from stages.algorithms.parts.loss import Loss
 from stages.algorithms.parts.part import Layered
 from stages.algorithms.parts.preference import Preference
+from stages.algorithms.parts.reannotate import Reannotate
 from stages.algorithms.parts.replay import Replay
 from stages.algorithms.parts.reward import Reward
 from stages.algorithms.parts.selection import Selection
@@ -35,12 +37,19 @@ class Rl(Layered):
     """A module of stages/algorithms/methods, or an entry point of the group bellwether.algorithms."""
     settings: Any = {}
     """The algorithm's own keys, where it has any: a mapping, or (resolved) the algorithm's own section."""
+    warm_start: dict[str, Any] = {}
+    """Training before that of `algorithm`, as keys of this section with an algorithm that learns from annotate's trees:
+    {algorithm: tree_bc, steps: 20} or {algorithm: step_dpo, steps: 20}. Absent keys have their defaults, `seed` this section's
+    value. The policy after it is the reference of KL terms. {}: none."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     """Seed of rl's random draws; null: the run's seed. Runs that differ only in it share all stages before rl."""
     steps: Count = 20
     """Training steps."""
     environment_steps: Count | None = None
     """Stop after the step that brings the turns played to this number, if `steps` is not reached first."""
+    add_tree_steps: bool = False
+    """Raise environment_steps by the number of turns in annotate's trees, to compare rl without trees at equal cost with rl that
+    learns from them. Turns that the search repeated to return to a state do not count."""
     stop_at_success: Share | None = None
     """Stop after the step that ends five in which this share of the episodes succeeded: to compare methods at equal success."""
     tasks_per_step: Count = 16
@@ -77,6 +86,8 @@ class Rl(Layered):
     loss: Loss = Loss()
     critic: Critic = Critic()
     replay: Replay = Replay()
+    imitation: Imitation = Imitation()
+    reannotate: Reannotate = Reannotate()
     preference: Preference = Preference()
     curriculum: Curriculum = Curriculum()
     selection: Selection = Selection()

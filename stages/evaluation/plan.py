@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from stages.agent.model_names import SELECTORS, model_folder, model_names
+from stages.agent.model_names import CLOSED_BOOK, VARIANTS, model_folder, model_names
 from stages.curation.panel import Panel
 from stages.evaluation.panels import BestOf, Job, jobs_of
 from stages.runtime.stage import StageContext
@@ -14,19 +16,17 @@ from stages.runtime.stage import StageContext
 
 def model_folders(context: StageContext) -> dict[str, Path]:
     """Name -> folder of every evaluated model (evaluate.models), in the order of the run, each before its variants that select
-    actions with a scorer."""
+    actions with a scorer or play without tools."""
     folders = {name: model_folder(name, context.root, context.params) for name in model_names(context.params.domains)}
     requested = context.params.evaluate.models or list(folders)
-    players = {
-        f"{name}{how}": folder for name, folder in folders.items() for how in ("", *(f"+{choice}" for choice in SELECTORS))
-    }
+    players = {f"{name}{how}": folder for name, folder in folders.items() for how in ("", *(f"+{choice}" for choice in VARIANTS))}
     return {name: folder for name, folder in players.items() if name in requested}
 
 
 def choosing(context: StageContext, name: str) -> BestOf | None:
     """How the model `name` selects actions with a scorer, if it does."""
     _, plus, by = name.partition("+")
-    return BestOf.of(by, context.params.evaluate, context.data / "models") if plus else None
+    return BestOf.of(by, context.params.evaluate, context.data / "models") if plus and by != CLOSED_BOOK else None
 
 
 def plan_jobs(
@@ -41,7 +41,10 @@ def plan_jobs(
     for name, folder in folders.items():
         check_folder(folder)
         best_of = choosing(context, name)
+        closed = name.endswith(f"+{CLOSED_BOOK}")
         digest = best_of.hash(policy_hash(folder), domains[name]) if best_of else policy_hash(folder)
+        if closed:
+            digest = hashlib.sha256(f"{digest}+{CLOSED_BOOK}".encode()).hexdigest()[:16]
         same = first.setdefault(digest, name)
         if same != name:
             print(f"evaluate: {name} is identical to {same}; it is played once", file=sys.stderr)
@@ -50,4 +53,6 @@ def plan_jobs(
         of_model = {domain: panels[domain] for domain in domains[name]}
         size = (evaluate.attempts, evaluate.chunk)
         jobs[name] = jobs_of(folder, digest, of_model, context.data / "curated", *size, best_of)
+        if closed:
+            jobs[name] = [replace(job, environment={**job.environment, CLOSED_BOOK: True}) for job in jobs[name]]
     return jobs

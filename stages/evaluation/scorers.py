@@ -1,9 +1,13 @@
-"""Which domains have a model to rank actions: a Q-model written by annotate, or token values learned by rl."""
+"""Which domains a variant of a model plays: those with a model to rank actions (a Q-model written by annotate, or token values
+learned by rl), or those that can be played without tools."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+
+from stages.agent.model_names import CLOSED_BOOK
+from stages.environments.registry import load_domain
 
 LACKING = {
     "q": "No domain has a Q-model: annotate fits one if annotate.q_model.kind is not none",
@@ -22,9 +26,17 @@ def scorers(models: Path, domains: Sequence[str]) -> dict[str, list[str]]:
     }
 
 
+def closed_book_domains(domains: Sequence[str]) -> list[str]:
+    """Those of `domains` that can be played without tools."""
+    return [domain for domain in domains if CLOSED_BOOK in type(load_domain(domain).settings).model_fields]
+
+
 def scored_domains(models: Path, domains: Sequence[str], choice: str) -> list[str]:
     """The domains whose panels a model with this choice among actions plays ("": no choice): those with a Q-model or token
-    values if it needs them, else all. Raises FileNotFoundError if there are none."""
+    values if it needs them, those that can be played without tools for `closed_book`, else all. Raises FileNotFoundError if
+    there are none."""
+    if choice == CLOSED_BOOK:
+        return closed_book_domains(domains)
     found = scorers(models, domains)[choice] if choice in LACKING else list(domains)
     if not found:
         raise FileNotFoundError(f"evaluate.models: +{choice} finds no model to rank actions in {models}. {LACKING[choice]}")

@@ -26,7 +26,8 @@ class Evaluate(Section):
     models: Annotated[list[str], Field(min_length=1)] | None = None
     """Which of base, sft, rl@<domain>, merged and merged_linear play the panels; null: all of them. `<model>+q`, `<model>+value`,
     `<model>+logprob` and `<model>+vote` play the best of `best_of.n` actions that the model draws at each turn; the
-    first two on the panels of those domains that have a Q-model or values."""
+    first two on the panels of those domains that have a Q-model or values. `<model>+closed_book` plays without tools, in domains
+    whose settings have `closed_book`."""
     best_of: BestOf = BestOf()
     attempts: Annotated[int, Field(ge=1, le=256)] = 2
     """Per panel task; success is their mean, and pass@k is computed for k up to this."""

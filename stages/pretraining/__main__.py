@@ -39,7 +39,7 @@ def run(context: StageContext) -> None:
 
     job = PretrainJob(samples, settings, len(tokenizer), processes)
     checkpoints = Checkpoints(context, {"settings": params_hash(settings)})
-    history = run_loop(context, checkpoints, job, settings.steps, settings.checkpoint_every, "training")
+    history = run_loop(context, checkpoints, job, settings.steps, settings.checkpoint_every)
     model = job.close()
     if not context.main:
         return

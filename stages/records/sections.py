@@ -48,7 +48,13 @@ HASHED_AS = {"group_resampling": "filling"}
 """Renamed keys are hashed under their first name, so that a rename changes no hash in outputs and results."""
 
 
-ADDED = {"warmup_updates": 0}
+ADDED: Mapping[str, Any] = {
+    "warmup_updates": 0,
+    "warm_start": {},
+    "add_tree_steps": False,
+    "imitation": {"ratio": 0.0, "coef": 1.0, "capacity": 20_000},
+    "reannotate": {"every": 0, "annotate": {}},
+}
 """Keys that are left out of hashes while they have this value, their default: adding them changed no hash."""
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from stages.agent.model_names import CLOSED_BOOK
 from stages.reporting.generated_blocks import markdown_table
 
 NBSP = "\u00a0"
@@ -116,7 +117,8 @@ def model_label(model: str, domain: str) -> str:
     if model == f"rl@{domain}":
         return "specialist"
     model, plus, by = model.partition("+")
-    return MODEL_LABELS.get(model, model) + (f", best action by {by}" if plus else "")
+    how = "without tools" if by == CLOSED_BOOK else f"best action by {by}"
+    return MODEL_LABELS.get(model, model) + (f", {how}" if plus else "")
 
 
 def comparison_line(comparison: Mapping[str, Any], confidence: float) -> str:

@@ -48,11 +48,13 @@ def overlaid(path: Path, overlay: Path) -> str:
             parse_yaml(file.read_bytes(), file, may_be_empty=file == overlay)
         values = round_trip.load(path.read_bytes())
         write_over(values, round_trip.load(overlay.read_bytes()) or {})
+        return _dumped(round_trip, values)
+    except RecursionError as error:
+        raise ParamsError(f"{overlay} can't be applied to {path}: values are nested too deeply") from error
     except OSError as error:
         raise ParamsError(f"{error.filename} can't be read: {error.strerror}") from error
     except YAMLError as error:
         raise ParamsError(f"{overlay} can't be applied to {path}: {error}") from error
-    return _dumped(round_trip, values)
 
 
 SCHEMA = "# yaml-language-server: $schema=params.schema.json\n"

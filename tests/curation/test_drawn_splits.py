@@ -24,7 +24,7 @@ from stages.records.task import Split, Task
 
 ROOT = Path(__file__).resolve().parents[2]
 PARAMS = load_params(ROOT / "params.yaml")
-SHIPPED = ("calculator", "code", "keydoor", "search", "shop", "wordle")
+SHIPPED = ("calculator", "code", "factbook", "keydoor", "search", "shop", "wordle")
 TRAINING_SEEDS = (0, 3)
 REQUESTED: dict[Split, int] = {"train": 8, "valid": 4, "test": 10}
 

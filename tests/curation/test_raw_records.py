@@ -35,7 +35,7 @@ def test_malformed_lines_are_rejected_with_file_and_line(domain: SearchDomain, l
     assert "not UTF-8" in str(rejections[5])
 
 
-@pytest.mark.parametrize("name", ["calculator", "code", "keydoor", "search", "shop", "wordle"])
+@pytest.mark.parametrize("name", ["calculator", "code", "factbook", "keydoor", "search", "shop", "wordle"])
 def test_command_line_writes_the_shipped_file(name: str) -> None:
     """data/raw/<domain>.jsonl is exactly what the documented command writes."""
     shipped = (ROOT / f"data/raw/{name}.jsonl").read_bytes()
@@ -66,7 +66,7 @@ def test_records_of_other_settings_are_reported(domain: SearchDomain, records: l
 def test_shipped_files_fit_the_settings() -> None:
     """Contract: curating the shipped files with the shipped settings gives no warning; other levels of textworld would."""
     params = load_params(ROOT / "params.yaml")
-    for name in ("calculator", "code", "keydoor", "search", "shop", "wordle", "textworld"):
+    for name in ("calculator", "code", "factbook", "keydoor", "search", "shop", "wordle", "textworld"):
         domain = configured_domain(name, params)
         records, _ = read_raw(ROOT / f"data/raw/{name}.jsonl", "raw", domain)
         assert unlike_settings(records, domain, "raw") == []

@@ -11,10 +11,10 @@ from stages.environments.registry import GROUP, load_domain
 
 
 def test_shipped_domains_are_registered():
-    assert {"calculator", "code", "keydoor", "search", "shop", "textworld", "wordle"} <= set(GROUP.points())
+    assert {"calculator", "code", "factbook", "keydoor", "search", "shop", "textworld", "wordle"} <= set(GROUP.points())
 
 
-@pytest.mark.parametrize("name", ["calculator", "code", "keydoor", "search", "shop", "textworld", "wordle"])
+@pytest.mark.parametrize("name", ["calculator", "code", "factbook", "keydoor", "search", "shop", "textworld", "wordle"])
 def test_domain_has_its_name_and_default_settings(name):
     domain = load_domain(name)
     assert domain.name == name

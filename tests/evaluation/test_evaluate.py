@@ -117,6 +117,32 @@ def test_best_of_n_plays_only_panels_with_a_scorer(context: StageContext, monkey
         parse_params(nobody)
 
 
+def test_closed_book_models_play_the_same_panel_without_tools(context: StageContext) -> None:
+    """Contract: in one turn, on the domains that allow it, compared with the same model that has its tools."""
+    domain, folder = load_domain("factbook", {}), context.data / "curated" / "factbook"
+    tasks = domain.build([record for record in domain.recipes(12, 0) if record["split"] == "test"], folder / "worlds", 1)
+    write_tasks(folder / "tasks.parquet", tasks)
+    write_panel(folder / "panel.json", make_panel(domain, tasks, folder / "worlds"))
+    values = {
+        **PARAMS,
+        "domains": ["search", "factbook"],
+        "per_domain": {"search": {}, "factbook": {}},
+        "evaluate": {**PARAMS["evaluate"], "models": ["sft", "sft+closed_book"]},
+    }
+    evaluate.run(StageContext("evaluate", None, parse_params(values), context.root, Tracker()))
+    rows = read_rows(context.data / "evaluation" / "rows.parquet")
+    turns = {(row["model"], row["domain"]): row["turns"] for row in rows}
+    assert turns == {("sft", "search"): 6, ("sft", "factbook"): 10, ("sft+closed_book", "factbook"): 1}
+    assert len({row["panel"] for row in rows if row["domain"] == "factbook"}) == 1
+    evaluation = json.loads((context.reports / "evaluation.json").read_text())
+    assert [(item["a"], item["b"], item["domain"], item["n"]) for item in evaluation["comparisons"]] == [
+        ("sft+closed_book", "sft", "factbook", len(tasks))
+    ]
+    nobody = {**values, "domains": ["search"], "per_domain": {"search": {}}}
+    with pytest.raises(ParamsError, match=r"sft\+closed_book plays without tools, and none of search has"):
+        parse_params(nobody)
+
+
 @pytest.mark.parametrize("horizon", [{"kind": "fixed", "turns": 1}, {"kind": "scaling_inter", "rounds": [1, 2]}])
 def test_evaluation_ignores_the_training_horizon(context: StageContext, horizon: dict[str, Any]) -> None:
     """Contract (ScalingInter-RL): the same weights have the same score whatever limit of turns training has or had."""

@@ -116,10 +116,6 @@ def test_numbers_are_formatted_for_readers(value, text):
     assert blocks.number(value) == text
 
 
-def test_flatten_names_every_scalar():
-    assert blocks.flatten({"a": {"b": 1}, "c": [1, 2], "d": [{"e": "x"}]}) == [("a.b", "1"), ("c", "1, 2"), ("d[0].e", "x")]
-
-
 def test_rl_section_of_preference_run_shows_pair_metrics(full_run):
     """Contract: no empty columns or panels for success, entropy and groups, which such a run does not have."""
     inputs = load_inputs(*full_run)

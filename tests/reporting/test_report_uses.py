@@ -48,6 +48,8 @@ def test_domains_without_uses_are_listed(inputs: Inputs) -> None:
         ({"algorithm": "ppo", "critic": {"init": "value_model"}}, ["critic initialised from the step-value model"]),
         ({"curriculum": {"kind": "value"}}, ["task curriculum from the step-value model"]),
         ({"algorithm": "step_dpo"}, ["preference pairs for RL"]),
+        ({"algorithm": "tree_bc"}, ["correct paths for RL"]),
+        ({"warm_start": {"algorithm": "tree_bc"}}, ["correct paths for RL"]),
     ],
 )
 def test_each_use_is_listed_for_its_domain(inputs: Inputs, rl: dict[str, Any], words: list[str]) -> None:

@@ -131,7 +131,7 @@ def parts_of(rl: Rl) -> dict[str, Part]:
     return {name: value for name, value in rl if isinstance(value, Part)}
 
 
-SOURCES = {"pairs": "preference pairs", "offline": "an offline dataset"}
+SOURCES = {"pairs": "preference pairs", "paths": "correct tree paths", "offline": "an offline dataset"}
 """What methods without `pieces` for played episodes learn from, by `Composition.data`."""
 
 

@@ -21,13 +21,20 @@ INTROS = {
     f"step. {LINES} Training success is among the results.",
     "pairs": "One copy of the fine-tuned policy per domain is trained on the preference pairs of tree search: winning actions "
     f"become more likely than losing ones. {OFFLINE}",
+    "paths": "One copy of the fine-tuned policy per domain is trained on the paths of tree search that end in a success. "
+    f"{OFFLINE}",
     "offline_replay": "One copy of the fine-tuned policy per domain is trained on an offline dataset, its own episodes and "
     f"others': a critic learns the values of turns, and actions of the dataset are weighted by advantage. {OFFLINE}",
     "offline": "One copy of the fine-tuned policy per domain is trained on stored programs: solutions, mistakes, and the "
     f"policy's own rollouts. Where token values are learned, the value network is trained first. {OFFLINE}",
 }
 """By what rl learns from: `stages.algorithms.card.Composition.data`."""
-SOURCES = {"pairs": "preference pairs", "offline_replay": "the offline dataset", "offline": "the offline dataset"}
+SOURCES = {
+    "pairs": "preference pairs",
+    "paths": "correct tree paths",
+    "offline_replay": "the offline dataset",
+    "offline": "the offline dataset",
+}
 SUMMARY_COLUMNS = (
     *(("success", "success"), ("entropy", "entropy"), ("dead_groups", "dead groups")),
     *(("td_error", "critic's TD error"), ("q_correlation", "correlation of Q and return")),
@@ -68,7 +75,7 @@ def reward_is_success(histories: Mapping[str, History]) -> bool:
 
 def data_source(history: History) -> str:
     """What the run learned from, inferred from its history: a key of INTROS."""
-    for column, source in (("pairs", "pairs"), ("stored", "offline")):
+    for column, source in (("pairs", "pairs"), ("paths", "paths"), ("stored", "offline")):
         if column in history:
             return source
     return "offline_replay" if "td_error" in history and "episodes" not in history else "episodes"

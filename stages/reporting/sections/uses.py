@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stages.algorithms.parts.critic import learns_values
-from stages.algorithms.resolve import resolve_section
+from stages.algorithms.resolve import resolve_section, warm_start_of
 from stages.params import Params
 from stages.reporting.blocks import Block, Heading, Table, Text, number
 from stages.reporting.inputs import Inputs
@@ -22,8 +22,12 @@ def used(params: Params, domain: str) -> list[str]:
     """The uses that later stages make of a domain's annotations; [] for none."""
     method, rl = resolve_section(params.section("rl", domain), params.model.max_length)
     found = []
-    if method.data == "pairs" and rl.preference.source != "imported":
-        found.append("preference pairs for RL")
+    first = warm_start_of(rl)
+    for learns, section in ((method, rl), *([first] if first else [])):
+        if learns.data == "pairs" and section.preference.source != "imported":
+            found.append("preference pairs for RL")
+        if learns.data == "paths":
+            found.append("correct paths for RL")
     if rl.credit.kind == "annotated":
         found.append("step credit from the step-value model")
     if rl.credit.kind == "progress" and rl.credit.step_reward == "spa":

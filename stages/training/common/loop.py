@@ -200,15 +200,23 @@ class Job(Protocol):
 
 
 def run_loop(
-    context: StageContext, checkpoints: Checkpoints, job: Job, steps: int, checkpoint_every: int, label: str
+    context: StageContext,
+    checkpoints: Checkpoints,
+    job: Job,
+    steps: int,
+    checkpoint_every: int,
+    label: str = "training",
+    prefix: str = "",
 ) -> list[dict[str, float]]:
     """Train for at most `steps` steps, resuming from a checkpoint with the same inputs; returns the history, one row per step.
+
+    label: of the progress and of the checkpoint, different for each loop of a stage; prefix: of the metrics' names.
 
     A run that was killed and resumed ends with the same weights, history and job state, bit for bit. With several processes, the
     first writes checkpoints and all read them.
     """
     history: list[dict[str, float]] = []
-    saved = checkpoints.load("training")
+    saved = checkpoints.load(label)
     if saved is not None:
         history = saved["history"]
         for name, learner in job.learners.items():
@@ -225,14 +233,14 @@ def run_loop(
             row = {"step": float(step + 1), **job.finish(step, sums)}
             history.append(row)
             for name, value in row.items():
-                context.metric(name, value, step + 1)
+                context.metric(prefix + name, value, step + 1)
             bar.advance(1, ", ".join(f"{name} {row[name]:.4g}" for name in list(row)[1:4]))
             if job.finished():
                 break
             if (step + 1) % checkpoint_every == 0 and step + 1 < steps:
                 learners = {name: learner.state_dict() for name, learner in job.learners.items()}
                 if context.main:
-                    checkpoints.save("training", {"history": history, "learners": learners, "job": job.state_dict()})
+                    checkpoints.save(label, {"history": history, "learners": learners, "job": job.state_dict()})
     return history
 
 

@@ -16,29 +16,35 @@ from stages.algorithms.algorithm import Algorithm
 from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.parts.advantage import GreedyReturns
 from stages.algorithms.parts.critic import check_returns
-from stages.algorithms.parts.group_resampling import dead_groups
+from stages.algorithms.parts.group_resampling import dead_groups, dead_rows
+from stages.annotation.correct_paths import correct_episodes
+from stages.annotation.nodes import turns_in
 from stages.engine.engine import Sampling
 from stages.engine.torch_engine import TorchEngine
 from stages.environments.protocol import Domain
 from stages.environments.registry import returns_of
-from stages.records.episode import Episode, episode_row, read_episodes, read_json, read_tasks
+from stages.records.episode import Episode, episode_row, read_episodes, read_json, read_rows, read_tasks
 from stages.records.sections import params_hash
 from stages.training.common.batches import trajectory_batch
 from stages.training.common.loop import Sums, Update
 from stages.training.common.processes import Processes
 from stages.training.rl.curriculum import TaskSampler, first_values, selected
 from stages.training.rl.demonstrations import ExternalEpisodes
+from stages.training.rl.imitation import SelfImitation
 from stages.training.rl.job import History, RlJob, window_means
 from stages.training.rl.models import Models, make_learners
 from stages.training.rl.off_policy import OffPolicy
 from stages.training.rl.offline_dataset import read_offline_dataset
 from stages.training.rl.policy_updates import PolicyUpdates, agreement, check_agreement, policy_row
+from stages.training.rl.reannotation import Reannotation
 from stages.training.rl.replay_buffer import ReplayBuffer
 from stages.values.step_value import StepValueModel
 
 if TYPE_CHECKING:
     from stages.runtime.stage import StageContext
 
+TREE_PATHS = 4
+"""Correct paths of each new tree that self-imitation stores, as many as tree_bc clones."""
 RECENT = 5
 """The number of last steps that rl.stop_at_success averages over."""
 
@@ -72,6 +78,16 @@ class OnlineJob(RlJob):
         self.labels = Labels(self.seed, policy.hash, params_hash(self.rl), stream=f"rl@{context.domain}")
         self.plan = algorithm.plan(policy.model.config.vocab_size)
         self.off_policy = self._make_off_policy() if algorithm.needs_turn_critic else None
+        self.imitation: SelfImitation | None = None
+        if self.rl.imitation.ratio:
+            self.imitation = SelfImitation(self.models, self.rl.imitation, self.rl.sampling.temperature)
+        self.reannotation: Reannotation | None = None
+        if self.rl.reannotate.every:
+            parts = (self.models, self.engine, self.chat, self.pool)
+            self.reannotation = Reannotation(context, self.rl.reannotate, policy, *parts, self.seed, self.labels.stream)
+        self.tree_metrics: dict[str, float] = {}
+        """Of the trees that the step began with, if it did."""
+        self.budget = self._environment_steps()
         self.logprob_mismatch: dict[str, float] = {}
         """Maxima so far of what `agreement` measures."""
         self.played: list[Episode] = []
@@ -97,6 +113,12 @@ class OnlineJob(RlJob):
             measured = first_values(tasks, self.pool, self.chat, model, self.tokens_per_batch, self.processes)
         return TaskSampler(factors, measured, rl.curriculum, rl.tasks_per_step, factors)
 
+    def _environment_steps(self) -> int | None:
+        """The budget of environment steps, if there is one."""
+        if not self.rl.add_tree_steps or self.rl.environment_steps is None:
+            return self.rl.environment_steps
+        return self.rl.environment_steps + turns_in(read_rows(self.annotated / "nodes.parquet", ["parent"]))
+
     def _make_off_policy(self) -> OffPolicy:
         replay, context = self.rl.replay, self.context
         dataset = read_offline_dataset(
@@ -108,6 +130,7 @@ class OnlineJob(RlJob):
 
     def updates(self, step: int) -> Iterator[Update]:
         started = time.monotonic()
+        self.reannotate(step)
         batch = self.gather(step)
         self.observe()
         collected = time.monotonic()
@@ -116,13 +139,40 @@ class OnlineJob(RlJob):
             self.keep_samples(prepared, step)
         if self.off_policy is None:
             key = (self.labels.seed, self.labels.stream, step)
-            yield from self.policy_updates.updates(self.policy_updates.rescored(prepared, step, key), step, key)
+            updates = self.policy_updates.updates(self.policy_updates.rescored(prepared, step, key), step, key)
+            yield from updates if self.imitation is None else self._with_imitation(self.imitation, updates, step, key)
         else:
             self.off_policy.buffer.add(self.played)
             self.metrics["replayed_turns"] = float(self.off_policy.buffer.turns)
             yield from self.off_policy.updates(step, batch)
         self.context.metric("time/rollout_s", collected - started, step + 1)
         self.context.metric("time/training_s", time.monotonic() - collected, step + 1)
+
+    def _with_imitation(
+        self, imitation: SelfImitation, updates: Iterator[Update], step: int, key: Sequence[object]
+    ) -> Iterator[Update]:
+        imitation.add(self.played, self.outcome)
+        if not self.policy_updates.policy_learns(step):
+            yield from updates
+            return
+        count = max(1, round(self.rl.imitation.ratio * len(self.played) / (self.rl.epochs * self.rl.minibatches)))
+
+        def better_by(episode: Episode) -> float:
+            return self.outcome(episode) - self.sampler.success[episode.task_id]
+
+        yield from imitation.join(updates, count, better_by, *key)
+        self.metrics |= imitation.metrics
+
+    def reannotate(self, step: int) -> None:
+        """Grow new trees, if the step begins with some. Self-imitation stores their correct paths."""
+        self.tree_metrics = {}
+        if self.reannotation is None or not self.reannotation.due(step):
+            return
+        tasks = [self.tasks[task_id] for task_id in self.sampler.task_ids]
+        rows, self.tree_metrics = self.reannotation.grow(tasks, self.sampler.success, step)
+        self.environment_steps += int(self.tree_metrics["tree_steps"])
+        if self.imitation is not None:
+            self.imitation.add(correct_episodes(rows, TREE_PATHS, str(self.context.domain)), self.outcome)
 
     def gather(self, step: int) -> TrajectoryBatch:
         """Play the step's tasks, and further ones while the algorithm lacks groups; returns their episodes and the demonstrations
@@ -131,10 +181,12 @@ class OnlineJob(RlJob):
         drawn = self.sampler.draw(*key)
         self.played = self.play(drawn, step)
         batch = self.shaped(drawn, step)
+        rounds = 0
         for number in range(self.rl.group_resampling.rounds):
             further = self.sampler.draw(*key, number + 1, count=self.algorithm.missing_groups(batch), without=drawn)
             if not further:
                 break
+            rounds = number + 1
             drawn += further
             self.played += self.play(further, step)
             batch = self.shaped(drawn, step)
@@ -145,6 +197,8 @@ class OnlineJob(RlJob):
             returns = {episode.task_id: value for episode, value in zip(self.greedy, shaped, strict=True)}
             batch = batch.with_extra(GreedyReturns(torch.tensor([returns[task_id] for task_id in batch.task_ids])))
         self.environment_steps += sum(len(episode.played) for episode in (*self.played, *self.greedy))
+        if self.rl.group_resampling.kind == "resample":
+            batch = batch.with_metrics(resampling_rounds=float(rounds))
         return self.algorithm.resample(batch, *key)
 
     def shaped(self, drawn: Sequence[str], step: int) -> TrajectoryBatch:
@@ -175,12 +229,15 @@ class OnlineJob(RlJob):
         )
         return sorted(self.processes.gather(episodes), key=lambda episode: episode.episode_id)
 
+    def outcome(self, episode: Episode) -> float:
+        """What the curriculum's estimates are of: the episode's success, or its return where a step-value model started them."""
+        return episode.reward if self.rl.curriculum.kind == "value" else float(episode.success)
+
     def observe(self) -> None:
         """Update the curriculum with the tasks' outcomes."""
         outcomes: dict[str, list[float]] = {}
-        use_returns = self.rl.curriculum.kind == "value"  # the step-value model's estimates are of returns
         for episode in self.played:
-            outcomes.setdefault(episode.task_id, []).append(episode.reward if use_returns else episode.success)
+            outcomes.setdefault(episode.task_id, []).append(self.outcome(episode))
         self.sampler.observe(outcomes)
         success = sum(episode.success for episode in self.played) / len(self.played)
         self.recent = [*self.recent, success][-RECENT:]
@@ -191,9 +248,15 @@ class OnlineJob(RlJob):
         kl = self.models.reference_kl(batch, self.rl.sampling.temperature)
         groups = len({episode.group_id for episode in self.played})
         batch = batch.with_metrics(groups=float(groups), dead_groups=float(dead_groups(batch)), kl=kl)
+        dead = dead_rows(batch.rewards, batch.group).tolist()[: len(self.played)]
+        dead_steps = float(sum(len(episode.played) for episode, is_dead in zip(self.played, dead, strict=True) if is_dead))
+        self.context.metric("dead_groups/share", batch.metrics["dead_groups"] / groups, step + 1)
+        self.context.metric("dead_groups/environment_steps", dead_steps, step + 1)
+        if self.rl.group_resampling.kind != "none":
+            batch = batch.with_metrics(dead_steps=dead_steps)
         limit = self.algorithm.turn_limit(step, self.max_turns)
         batch = self.algorithm.prepare(batch if limit is None else batch.with_metrics(turn_limit=float(limit)))
-        self.metrics = dict(batch.metrics)
+        self.metrics = {**batch.metrics, **self.tree_metrics}
         return batch
 
     def keep_samples(self, batch: TrajectoryBatch, step: int) -> None:
@@ -220,7 +283,8 @@ class OnlineJob(RlJob):
             "truncated": sum(episode.truncated for episode in self.played) / count,
             "kl": self.metrics.pop("kl"),
             "episodes": float(count + len(self.greedy)),
-            "environment_steps": float(sum(len(episode.played) for episode in (*self.played, *self.greedy))),
+            "environment_steps": self.tree_metrics.get("tree_steps", 0.0)
+            + sum(len(episode.played) for episode in (*self.played, *self.greedy)),
             "tool_calls": sum(turn.cost for episode in (*self.played, *self.greedy) for turn in episode.played),
             "branches": sum(bool(episode.parent) for episode in self.played) / count,
             "endings": distinct_endings(self.played),
@@ -230,13 +294,13 @@ class OnlineJob(RlJob):
         }
 
     def finished(self) -> bool:
-        budget, target = self.rl.environment_steps, self.rl.stop_at_success
+        budget, target = self.budget, self.rl.stop_at_success
         if budget is not None and self.environment_steps >= budget:
             return True
         return target is not None and len(self.recent) == RECENT and sum(self.recent) / RECENT >= target
 
     def report(self, history: History) -> dict[str, Any]:
-        budget = self.rl.environment_steps
+        budget = self.budget
         return {
             "credit": self.rl.credit.kind,
             "episodes": int(sum(row["episodes"] for row in history)),
@@ -261,6 +325,8 @@ class OnlineJob(RlJob):
             "environment_steps": self.environment_steps,
             "recent": self.recent,
             **({"off_policy": self.off_policy.state_dict()} if self.off_policy else {}),
+            **({"imitation": self.imitation.state_dict()} if self.imitation else {}),
+            **({"reannotation": self.reannotation.state_dict()} if self.reannotation else {}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -270,3 +336,7 @@ class OnlineJob(RlJob):
         self.environment_steps, self.recent = state["environment_steps"], state["recent"]
         if self.off_policy:
             self.off_policy.load_state_dict(state["off_policy"])
+        if self.imitation:
+            self.imitation.load_state_dict(state["imitation"])
+        if self.reannotation:
+            self.reannotation.load_state_dict(state["reannotation"])

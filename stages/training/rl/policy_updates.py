@@ -45,7 +45,7 @@ class PolicyUpdates:
         the kernels, of its first training pass. Those of the engine or of another micro-batch would differ by more than the clip
         range of sequence-level ratios.
         """
-        if not (self.models.processes.mixed_precision and self.algorithm.compares_with_old and self._policy_learns(step)):
+        if not (self.models.processes.mixed_precision and self.algorithm.compares_with_old and self.policy_learns(step)):
             return batch
         kept, plan = set(self.algorithm.forward_rows(batch).tolist()), []
         for rows in self._minibatches(batch, 0, key):
@@ -53,7 +53,8 @@ class PolicyUpdates:
             plan += self.models.plan_training(batch, trained) if trained else []
         return self.models.rescored(batch, plan, self.algorithm, trained=True) if plan else batch
 
-    def _policy_learns(self, step: int) -> bool:
+    def policy_learns(self, step: int) -> bool:
+        """Whether step `step` trains the policy: not while only the critic warms up."""
         return self.models.critic is None or step >= self.algorithm.rl.critic.warmup_steps
 
     def _minibatches(self, batch: TrajectoryBatch, epoch: int, key: Sequence[object]) -> list[list[int]]:
@@ -74,7 +75,7 @@ class PolicyUpdates:
         kept = set(self.algorithm.forward_rows(batch).tolist())
         valued = set(forward_rows(batch).tolist())
         dropped = torch.tensor([row not in kept for row in range(batch.size)])
-        policy_learns = self._policy_learns(step)
+        policy_learns = self.policy_learns(step)
         for epoch in range(rl.epochs):
             if policy_learns:
                 self.ledger.open(batch.mask, dropped, batch.external)
@@ -189,7 +190,7 @@ def policy_row(sums: Mapping[str, Sums]) -> dict[str, float]:
     """The optimiser's columns of the history, from one step's statistics by learner."""
     row: dict[str, float] = {}
     policy = sums.get("policy")
-    if policy:
+    if policy and "tokens" in policy:
         tokens, updates = max(policy["tokens"], 1.0), policy["updates"]
         row = {
             "loss": policy["loss"] / updates,
@@ -201,6 +202,8 @@ def policy_row(sums: Mapping[str, Sums]) -> dict[str, float]:
         }
         if policy.get("external_tokens"):
             row["external_probability"] = policy["external_probability"] / policy["external_tokens"]
+    if policy and "cloning_loss" in policy:
+        row["imitation_loss"] = policy["cloning_loss"] / policy["updates"]
     turn_critic = sums.get("turn_critic")
     if turn_critic:
         turns = max(turn_critic["turns"], 1.0)

@@ -32,13 +32,13 @@ class ReplayBuffer:
                 del self.played[: place + 1]
                 break
 
-    def draw(self, count: int, *key: object) -> list[Episode]:
-        """`count` episodes, uniformly with replacement; the draw depends on `key` and the contents alone. Raises ValueError if
-        the buffer is empty."""
+    def draw(self, count: int, *key: object, weights: Sequence[float] | None = None) -> list[Episode]:
+        """`count` episodes with replacement, by `weights` (offline episodes first; None: uniformly); the draw depends on these,
+        `key` and the contents alone. Raises ValueError if the buffer is empty."""
         episodes = [*self.offline, *self.played]
         if not episodes:
             raise ValueError("the replay buffer is empty: no episode so far has a turn; raise model.max_length")
-        return stream("replay", *key).choices(episodes, k=count)
+        return stream("replay", *key).choices(episodes, weights, k=count)
 
     def state_dict(self) -> dict[str, Any]:
         return {"played": self.played}

@@ -1,0 +1,107 @@
+"""The lifecycle with profiles, in a copy of the checkout: `python -m flows.profile gemma-270m [one-gpu ...]`.
+
+.bellwether/profiles/<names> is a clone of the last commit that shares DVC's cache, so params.yaml, dvc.lock and the results of
+the checkout stay as they are. The model is made there if it comes from a package, the profiles are applied in order, and the
+lifecycle runs; an interrupted run continues where it stopped. The results are copied to reports/profiles/<names>.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from flows.pipeline import read_settings
+from flows.process import BAD_PARAMETERS, ROOT, StageFailedError, capture, python_environment, quoted, run_supervised
+from stages.runtime.command import command
+from stages.runtime.files import atomic_bytes, atomic_folder, atomic_text
+
+COPIES = Path(".bellwether") / "profiles"
+RESULTS = Path("reports") / "profiles"
+PRETRAINED = "data/pretrained/"
+"""Models below it are made by `python -m stages.exchange gguf NAME`, NAME being the folder's."""
+
+
+def overlays(root: Path, names: Sequence[str]) -> list[Path]:
+    """The files of the profiles. Raises StageFailedError for an unknown one."""
+    known = sorted(path.stem for path in (root / "profiles").glob("*.yaml"))
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean '{near[0]}'?" if near else "."
+            raise StageFailedError(f"unknown profile '{name}'{hint} Known: {', '.join(known)}", BAD_PARAMETERS)
+    return [root / "profiles" / f"{name}.yaml" for name in names]
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    done = capture(["git", *arguments], folder)
+    if done.returncode:
+        raise StageFailedError(f"git {arguments[0]} failed in {folder}: {done.stderr.strip()}")
+    return done.stdout.strip()
+
+
+def clone(root: Path, folder: Path) -> None:
+    """Make `folder` a clone of the last commit of `root`, or bring it there. It uses the DVC cache of `root`, from which DVC
+    restores what a stage made before from the same inputs."""
+    if not folder.exists():
+        cache = capture([sys.executable, "-m", "dvc", "cache", "dir"], root)
+        if cache.returncode:
+            raise StageFailedError(f"dvc cache dir failed in {root}: {cache.stderr.strip()}")
+        with atomic_folder(folder) as partial:
+            _git(root, "clone", "-q", "--shared", "--no-checkout", str(root), str(partial))
+            atomic_text(partial / ".dvc" / "config.local", f"[cache]\n    dir = {root / cache.stdout.strip()}\n")
+    commit = _git(root, "rev-parse", "HEAD")
+    if not (folder / "params.yaml").exists() or _git(folder, "rev-parse", "HEAD") != commit:
+        _git(folder, "fetch", "-q", "origin", "HEAD")
+        _git(folder, "checkout", "-q", "--force", "--detach", commit)
+
+
+def run(arguments: list[str], folder: Path) -> None:
+    """Run Python in `folder`. Raises StageFailedError."""
+    code, tail = run_supervised(arguments, folder, python_environment(), lambda line: print(line, flush=True))
+    if code:
+        raise StageFailedError(f"'python {' '.join(arguments)}' failed in {folder}:{quoted(tail)}", code)
+
+
+def apply(folder: Path, profiles: Sequence[Path]) -> None:
+    """Write the committed params.yaml with `profiles` over it. Raises StageFailedError."""
+    _git(folder, "checkout", "-q", "HEAD", "--", "params.yaml")
+    for profile in profiles:
+        run(["-m", "stages.params", "--apply", str(profile)], folder)
+
+
+def make_models(folder: Path, profiles: Sequence[Path]) -> None:
+    """Make the pretrained models that the profiles name, unless they exist. Raises StageFailedError."""
+    for profile in profiles:
+        path = str((read_settings(profile).get("model") or {}).get("path", ""))
+        if path.startswith(PRETRAINED) and not (folder / path).exists():
+            run(["-m", "stages.exchange", "gguf", Path(path).name, "--to", path], folder)
+
+
+@command
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m flows.profile", description=__doc__.split("\n")[0])
+    parser.add_argument("profiles", nargs="+", metavar="PROFILE", help="a file in profiles/, without .yaml")
+    names = parser.parse_args().profiles
+    folder, result = ROOT / COPIES / "+".join(names), ROOT / RESULTS / f"{'+'.join(names)}.json"
+    try:
+        files = overlays(ROOT, names)
+        if _git(ROOT, "status", "--porcelain", "--untracked-files=no"):
+            print("profile: the last commit is run, without the uncommitted changes", file=sys.stderr)
+        clone(ROOT, folder)
+        make_models(folder, files)
+        apply(folder, files)
+        run(["-m", "flows.pipeline"], folder)
+        result.parent.mkdir(parents=True, exist_ok=True)
+        atomic_bytes(result, (folder / "reports" / "evaluation.json").read_bytes())
+    except StageFailedError as error:
+        print(f"profile: {error}", file=sys.stderr)
+        return BAD_PARAMETERS if error.bad_parameters else 1
+    print(f"profile: results are in {result.relative_to(ROOT)}, the report is {folder.relative_to(ROOT)}/reports/report.html")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,135 @@
+"""Facts that questions ask for: where they stand in a profile, their units and the words for them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from decimal import Decimal
+
+from stages.environments.factbook.profiles import Profile
+from stages.environments.search.scoring import normalize
+
+_SCALES = {"": 0, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_AMOUNT = r"(-?\$?\d[\d,]*(?:\.\d+)?(?: (?:thousand|million|billion|trillion))?)"
+_NUMBER = re.compile(rf"{_AMOUNT}(?![\d.,]*\d)")
+COUNT = "count"
+"""Unit of what is counted: questions do not name it."""
+_METRES = r"-?[\d,]+(?:\.\d+)? m\b"
+_ABOVE_SEA = r".*? (-?[\d,]+(?:\.\d+)?) m\b"
+_NAMED_FIRST = r"([^\d,;:()]+?) \d"
+
+
+@dataclass(frozen=True)
+class Fact:
+    """`part` of the field `page`; `pattern` matches at the part's beginning and its group is the value. With a `unit` the value
+    is a number. `sizes`: the comparative and superlative words for more and less."""
+
+    noun: str
+    page: str
+    part: str = ""
+    unit: str = ""
+    pattern: str = r"\$?" + _AMOUNT
+    sizes: tuple[str, str, str, str] = ("higher", "lower", "highest", "lowest")
+
+    @property
+    def asked(self) -> str:
+        return f"{self.noun} in {self.unit}" if self.unit not in ("", COUNT) else self.noun
+
+
+_PER_100 = "subscriptions per 100 inhabitants"
+_LARGER = ("larger", "smaller", "largest", "smallest")
+_LONGER = ("longer", "shorter", "longest", "shortest")
+
+NUMBERS = {
+    "area": Fact("total area", "Area", "total", "square kilometres", sizes=_LARGER),
+    "borders": Fact("total length of the land borders", "Land boundaries", "total", "kilometres", sizes=_LONGER),
+    "coastline": Fact("length of the coastline", "Coastline", "", "kilometres", sizes=_LONGER),
+    "summit": Fact("elevation of the highest point", "Elevation extremes", "highest point", "metres", _ABOVE_SEA),
+    "population": Fact("population", "Population", "", COUNT, sizes=_LARGER),
+    "median_age": Fact("median age", "Median age", "total", "years"),
+    "growth": Fact("population growth rate", "Population growth rate", "", "percent a year"),
+    "births": Fact("birth rate", "Birth rate", "", "births per 1,000 people"),
+    "deaths": Fact("death rate", "Death rate", "", "deaths per 1,000 people"),
+    "infant_mortality": Fact("infant mortality rate", "Infant mortality rate", "total", "deaths per 1,000 live births"),
+    "life_expectancy": Fact("life expectancy at birth", "Life expectancy at birth", "total population", "years"),
+    "fertility": Fact("total fertility rate", "Total fertility rate", "", "children per woman"),
+    "urban": Fact("urban share of the population", "Urbanization", "urban population", "percent"),
+    "literacy": Fact("literacy rate of the total population", "Literacy", "total population", "percent"),
+    "unemployment": Fact("unemployment rate", "Unemployment rate", "", "percent"),
+    "gdp_per_person": Fact("GDP per person at purchasing power parity", "GDP - per capita (PPP)", "", "US dollars"),
+    "debt": Fact("public debt", "Public debt", "", "percent of GDP"),
+    "inflation": Fact("inflation rate", "Inflation rate (consumer prices)", "", "percent"),
+    "electricity": Fact("electricity production", "Electricity - production", "", "kilowatt-hours"),
+    "mobiles": Fact("number of mobile phones per 100 inhabitants", "Telephones - mobile cellular", _PER_100, COUNT),
+    "internet": Fact("share of the population that uses the internet", "Internet users", "percent of population", "percent"),
+    "airports": Fact("number of airports", "Airports", "", COUNT, sizes=_LARGER),
+    "railways": Fact("total length of the railways", "Railways", "total", "kilometres", sizes=_LONGER),
+    "roadways": Fact("total length of the roads", "Roadways", "total", "kilometres", sizes=_LONGER),
+}  # fmt: skip
+NAMES = {
+    "summit_name": Fact("highest point", "Elevation extremes", "highest point", pattern=rf"([^;(]+?) {_METRES}"),
+    "export_partner": Fact("largest export partner", "Exports - partners", pattern=_NAMED_FIRST),
+    "import_partner": Fact("largest import partner", "Imports - partners", pattern=_NAMED_FIRST),
+    "currency": Fact("currency code", "Exchange rates", pattern=r"[^;]*?\(([A-Z]{3})\)"),
+    "independence": Fact("year of independence", "Independence", pattern=r"(?:\d{1,2} )?(?:[A-Z][a-z]+ )?(\d{4})\b"),
+    "ethnic_group": Fact("largest ethnic group", "Ethnic groups", pattern=_NAMED_FIRST),
+}  # fmt: skip
+KNOWN = {
+    "capital": Fact("capital", "Capital", "name", pattern=r"([^;:()\d]+?)(?:;|$| \()"),
+    "adjective": Fact("adjective of nationality", "Nationality", "adjective", pattern=r"([^;:(),]+?)(?:;|$)"),
+    "internet_code": Fact("internet country code", "Internet country code", pattern=r"(\.[a-z]{2})\b"),
+}
+"""Facts that language models know without searching: asked only about countries that have to be found first."""
+FACTS = {**NUMBERS, **NAMES, **KNOWN}
+CONVERSIONS = {
+    "square kilometres": ("hectares", Decimal(100)),
+    "kilometres": ("metres", Decimal(1000)),
+    "metres": ("kilometres", Decimal("0.001")),
+    "years": ("months", Decimal(12)),
+    "percent": ("per thousand", Decimal(10)),
+    "US dollars": ("US cents", Decimal(100)),
+}
+"""Unit -> other unit and factor; products of decimal numbers, so that answers are exact."""
+
+
+def part_of(text: str, part: str) -> str:
+    """The text from `part` of a page on: "17.4 years; male: ..." of "total: 17.4 years; male: ..."; "" if it has none."""
+    if not part:
+        return text
+    found = re.search(rf"(?:^|; ){re.escape(part)}: ", text)
+    return text[found.end() :] if found else ""
+
+
+def value(profile: Profile, fact: Fact) -> str:
+    """A fact's value as the profile has it, such as "1.284 million". Raises ValueError if it has none."""
+    found = re.match(fact.pattern, part_of(profile.pages.get(fact.page, ""), fact.part))
+    if not found:
+        raise ValueError(f"{profile.name} has no {fact.noun}")
+    return found.group(1).strip()
+
+
+def amount(text: str) -> Decimal | None:
+    """The number that a text begins with, which may have commas, a dollar sign, a scale ("1.284 million") and words after it;
+    None if it begins with none."""
+    found = _NUMBER.match(text.strip().lower())
+    if not found:
+        return None
+    digits, _, scale = found.group(1).partition(" ")
+    return Decimal(digits.replace(",", "").replace("$", "")).scaleb(_SCALES[scale])
+
+
+def written(number: Decimal) -> str:
+    """A number without exponent and trailing zeros: "440,000", "17.4"."""
+    return f"{number.normalize():,f}"
+
+
+def same_answer(given: str, gold: str) -> bool:
+    """Whether two answers are equal: as numbers if `gold` is one, else as normalised texts."""
+    wanted = amount(gold)
+    return amount(given) == wanted if wanted is not None else normalize(given) == normalize(gold)
+
+
+def canonical(answer: str) -> str:
+    """A text that is the same for equal answers."""
+    number = amount(answer)
+    return written(number) if number is not None else normalize(answer)

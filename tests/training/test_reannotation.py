@@ -1,0 +1,98 @@
+"""Trees of the current policy during rl: their cost, the value model that follows them, exact resume."""
+
+from __future__ import annotations
+
+import csv
+import json
+from typing import Any
+
+import pytest
+
+from stages import rl
+from stages.params import parse_params
+from stages.runtime.validation import ParamsError
+from stages.training.rl import reannotation
+from stages.values.settings import HeadParams
+from training.test_value_uses import store_value_model
+from training.toys import KilledError, kill_at_step, outputs
+
+RL: dict[str, Any] = {
+    "steps": 4,
+    "tasks_per_step": 3,
+    "group_size": 3,
+    "learning_rate": 0.01,
+    "warmup_steps": 0,
+    "checkpoint_every": 1,
+    "sampling": {"max_tokens": 3},
+    "credit": {"kind": "annotated"},
+}
+TREES = {"every": 2, "annotate": {"tasks": 6, "iterations": 4, "sampling": {"max_tokens": 3}, "value_model": {"epochs": 1}}}
+
+
+def make(make_context, tiny_policy, name: str, **section: Any):
+    context = make_context("rl", name, rl=section)
+    store_value_model(context.root / "data/annotated/toy", tiny_policy, HeadParams())
+    return context
+
+
+def run(context) -> list[dict[str, float]]:
+    rl.run(context)
+    with (context.root / "reports/rl/toy_history.csv").open() as handle:
+        return [{name: float(cell or "nan") for name, cell in row.items()} for row in csv.DictReader(handle)]
+
+
+def test_value_model_follows_the_policy_and_resumes_to_the_same_bytes(make_context, tiny_policy):
+    """Contract: until the first new trees nothing changes; then the step credit is that of the new model, which is part of the
+    checkpoint, and the trees' turns count as environment steps."""
+    section = {**RL, "reannotate": TREES}
+    plain = make(make_context, tiny_policy, "plain", **section)
+    history = run(plain)
+    without = run(make(make_context, tiny_policy, "without", **RL))
+    for row, other in zip(history[:2], without[:2], strict=True):
+        assert {name: row[name] for name in other} == other
+    assert history[2]["success"] == without[2]["success"], "the trees changed what is played before an update"
+    assert history[2]["grad_norm"] != without[2]["grad_norm"]
+    assert history[2]["tree_steps"] > 0
+    assert history[2]["environment_steps"] == without[2]["environment_steps"] + history[2]["tree_steps"]
+    assert [row["tree_steps"] > 0 for row in history] == [False, False, True, False]
+    assert history[2]["value_explained_variance"] == history[2]["value_explained_variance"], "it is reported"
+    report = json.loads((plain.root / "reports/rl/toy.json").read_text())
+    assert report["environment_steps"] == sum(row["environment_steps"] for row in history)
+    killed = make(make_context, tiny_policy, "killed", **section)
+    kill_at_step(killed, 4)
+    with pytest.raises(KilledError):
+        rl.run(killed)
+    rl.run(make(make_context, tiny_policy, "killed", **section))
+    assert outputs(killed.root) == outputs(plain.root)
+
+
+def test_self_imitation_stores_correct_paths_of_new_trees(make_context, tiny_policy, monkeypatch):
+    """Contract: without step credit no value model is fitted."""
+    monkeypatch.setattr(reannotation, "fit_value_model", None)
+    section = {**RL, "credit": {"kind": "outcome"}, "imitation": {"ratio": 1.0}, "steps": 3}
+    context = make_context("rl", "trees", rl={**section, "reannotate": TREES})
+    history, without = run(context), run(make_context("rl", "without", rl=section))
+    assert history[2]["imitation_turns"] > without[2]["imitation_turns"]
+    assert "value_explained_variance" not in history[2]
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"reannotate": {"every": 5}}, "rl.reannotate.every has no effect here: it needs credit.kind: annotated, or an"),
+        ({"credit": {"kind": "annotated"}, "reannotate": {"annotate": {"tasks": 3}}}, "rl.reannotate.annotate has no effect"),
+        ({"credit": {"kind": "annotated"}, "reannotate": {"every": 5, "annotate": {"tassks": 3}}}, "unknown key 'tassks'"),
+        (
+            {"credit": {"kind": "annotated"}, "reannotate": {"every": 5, "annotate": {"gamma": 0.9}}},
+            "rl.reannotate.annotate needs undiscounted values",
+        ),
+        (
+            {"imitation": {"ratio": 1.0}, "reannotate": {"every": 5, "annotate": {"evaluation": {"kind": "mixed"}}}},
+            "rl.reannotate.annotate.evaluation.kind is mixed",
+        ),
+    ],
+)
+def test_invalid_settings_are_refused(section: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParamsError) as error:
+        parse_params({"domains": ["toy"], "per_domain": {"toy": {"rl": section}}})
+    assert message in str(error.value)

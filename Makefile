@@ -8,6 +8,7 @@
 # make install     set up only (.venv, pinned)              make clean  remove checkpoints and tool caches, keep results
 # make keep        keep the finished run, so that later reports show changes since then; NOTE="..." describes it
 # make docs        generate pages: parameters and their schema, README's tables, methods, the board
+# make site        the documentation as a site with search and a page per method, .bellwether/site/html/index.html
 # make screenshots take the screenshots in docs/ (needs Chromium and its driver; after make lifecycle)
 # make bench       compare speed with TRL, transformers and mergekit (about an hour, on an otherwise idle machine)
 # make claims      run unfinished experiments of reports/claims (hours; METHOD=lite_ppo: only one) and generate the board
@@ -18,7 +19,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install lifecycle test test-all lint ui experiments plots serve serve-stop agent keep docs screenshots bench claims lock clean
+.PHONY: help install lifecycle test test-all lint ui experiments plots serve serve-stop agent keep docs site screenshots bench claims lock clean
 
 PYTHON ?= python3
 TORCH_ARGS ?=
@@ -123,6 +124,9 @@ keep: install
 docs: install
 	python -m stages.params --docs
 	python -m stages.reporting.documents
+
+site: install
+	@python -m stages.reporting.site
 
 screenshots: install
 	python -m screenshots

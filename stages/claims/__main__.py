@@ -4,8 +4,8 @@ reports/claims/<slug>.yaml and params.yaml -> reports/claims/<slug>.json, rewrit
 reports/claims/rows and reports/claims/curves. `python -m stages.claims lite_ppo` runs one experiment, without a name all. Runs
 whose results are in the file, or in another experiment's with the same parameters, are not repeated; delete the file to repeat an
 experiment. `--check` validates the experiments and prints what they will cost, `--judge` judges the claims anew without running
-anything. `python -m stages.claims verdict SLUG [CLAIM]` prints verdicts and exits with 0 (reproduced), 1 (not) or 2 (undecided);
-`python -m stages.claims new SLUG` writes the file of a new experiment.
+anything, `--confirm` repeats one run of each arm that older code made. `python -m stages.claims verdict SLUG [CLAIM]` prints
+verdicts and exits with 0 (reproduced), 1 (not) or 2 (undecided); `python -m stages.claims new SLUG` writes a new experiment.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from stages.claims import new, verdict
+from stages.claims.confirm import confirm
 from stages.claims.cost import cost_of
 from stages.claims.experiment import FOLDER, Experiment, check_environments, check_experiment, load_experiment, slugs
 from stages.claims.judging import write
@@ -80,14 +82,12 @@ def judge_again(root: Path, experiments: dict[str, Experiment], params: dict[str
         print(f"claim: {slug}: judged {len(results.outcomes)} runs; {dropped} of other settings dropped", flush=True)
 
 
-def run_all(root: Path, experiments: dict[str, Experiment], params: dict[str, Any], jobs: int) -> int:
-    """Run what is missing; the number of failed runs."""
+def sessions(root: Path, experiments: dict[str, Experiment], params: dict[str, Any], jobs: int) -> Iterator[Session]:
+    """A session of each experiment at the commit that is checked out. Raises RunFailedError if code or data differ from it."""
     threads, commit = 1 if jobs > 1 else params["resources"]["threads"], clean_commit(root)
-    failed = 0
     for slug, experiment in experiments.items():
         runner = ExperimentRunner(root, commit, threads, workers=jobs, lane=experiment.lane)
-        failed += Session(root, slug, experiment, params, runner, jobs).run()
-    return failed
+        yield Session(root, slug, experiment, params, runner, jobs)
 
 
 @command
@@ -103,6 +103,7 @@ def main() -> int:
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--check", action="store_true", help="validate the experiments and print what they will cost")
     only.add_argument("--judge", action="store_true", help="judge the stored runs again without running anything")
+    only.add_argument("--confirm", action="store_true", help="repeat a run of each arm of older code, and compare the results")
     options = parser.parse_args()
     die_with_parent()
     root = Path.cwd()
@@ -113,8 +114,11 @@ def main() -> int:
         if options.judge:
             judge_again(root, experiments, params)
             return 0
+        if options.confirm:
+            confirmed = [confirm(session) for session in sessions(root, experiments, params, jobs)]
+            return 0 if all(confirmed) else 1
         print_costs(root, experiments, params, jobs)
-        failed = 0 if options.check else run_all(root, experiments, params, jobs)
+        failed = 0 if options.check else sum(session.run() for session in sessions(root, experiments, params, jobs))
     except (GitError, ParamsError, RunFailedError) as error:
         print(f"claim: {error}", file=sys.stderr)
         return 2

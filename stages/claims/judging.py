@@ -118,6 +118,7 @@ def report(experiment: Experiment, results: Results) -> dict[str, Any]:
         "start": dict(sorted(results.starts.items())),
         "runs": dict(sorted(results.outcomes.items())),
         "trials": dict(sorted(results.trials.items())),
+        **({"confirmed": results.confirmed} if results.confirmed else {}),
         "cost": {
             "environment_steps": sum(one["environment_steps"] for one in done),
             "seconds": round(sum(one["seconds"] for one in done), 1),

@@ -31,6 +31,8 @@ class Results:
     """Arm -> panel success of its initial policy."""
     trials: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Tuning runs by name, each with its key and its success on validation tasks."""
+    confirmed: dict[str, Any] = field(default_factory=dict)
+    """`code`, the hash of the code that repeated some runs, and `runs`, the names of those that gave the same results."""
     place: tuple[Path, str] | None = None
     """Checkout and experiment that they are stored in."""
 
@@ -46,7 +48,7 @@ class Results:
         if not path.exists():
             return cls()
         saved = read_json(path)
-        return cls(saved["runs"], saved["start"], saved["trials"], (root, slug))
+        return cls(saved["runs"], saved["start"], saved["trials"], saved.get("confirmed", {}), (root, slug))
 
     def value(self, run: str, metric: str) -> float | None:
         """A run's metric: as it was measured, or computed from its tables; None if it has neither."""

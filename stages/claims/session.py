@@ -83,10 +83,18 @@ class Session:
     def save(self) -> dict[str, Any]:
         return write(self.root, self.slug, self.experiment, self.results)
 
-    def run(self) -> int:
-        """Do all that is missing and judge the claims; the number of failed runs."""
+    def load(self) -> None:
+        """Read the stored results, without those of other settings."""
         self.results = Results.load(self.root, self.slug)
         self._drop_outdated()
+
+    def release(self, run: Run) -> None:
+        """Remove the workspace of a run that is done."""
+        self.runner.release(self._name(run))
+
+    def run(self) -> int:
+        """Do all that is missing and judge the claims; the number of failed runs."""
+        self.load()
         self._steps()
         for claim in self.save()["claims"]:
             numbers = (claim["difference"], claim["low"], claim["high"])
@@ -159,7 +167,7 @@ class Session:
         if missing:
             self.say(f"{len(missing)} runs to do, {self.jobs} at a time")
         left = len(missing)
-        for run, outcome in outcomes(list(reversed(missing.values())), self._play_one, self.jobs):
+        for run, outcome in outcomes(list(reversed(missing.values())), self.play, self.jobs):
             left -= 1
             if isinstance(outcome, Exception):
                 self.failed += 1
@@ -167,7 +175,7 @@ class Session:
                 continue
             self.results.add(run, outcome)
             self.save()
-            self.runner.release(self._name(run))
+            self.release(run)
             shown = ", ".join(f"{name} {'–' if value is None else f'{value:.4g}'}" for name, value in outcome.metrics.items())
             self.say(f"{run.name}: {shown}; {outcome.seconds:.0f} s, {left} runs left")
         if self.results.reuse([self.results], runs):
@@ -178,7 +186,8 @@ class Session:
         """Of the run's workspace: two experiments' equal runs are one."""
         return f"run-{run.key}"
 
-    def _play_one(self, run: Run) -> Outcome:
+    def play(self, run: Run) -> Outcome:
+        """Do a run, stored or not. Raises RunFailedError."""
         experiment, runner, values = self.experiment, self.runner, dict(run.values)
         if experiment.lane != "offline_q":
             values["resources"] = {**values["resources"], "workers": 1, "threads": runner.threads}

@@ -108,10 +108,8 @@ def method_names(document: Path) -> str:
 def evaluation_of(root: Path, path: Path, domains: Sequence[str]) -> tuple[dict[str, Any], list[str], float]:
     """(content of `path`, those of `domains` with a panel in it, confidence level). Raises FileNotFoundError, ValueError."""
     if not (root / path).exists():
-        profile = (
-            f" with 'profiles/{path.stem}.yaml' applied, then copy reports/evaluation.json there," if path.parent == KEPT else ""
-        )
-        raise FileNotFoundError(f"{path} does not exist; run 'dvc repro evaluate'{profile} first")
+        made_by = f"make lifecycle PROFILE={path.stem}" if path.parent == KEPT else "dvc repro evaluate"
+        raise FileNotFoundError(f"{path} does not exist; run '{made_by}' first")
     evaluation = read_json(root / path)
     check_evaluation(evaluation, str(path))
     evaluated = [domain for domain in domains if domain in evaluation["panels"]]

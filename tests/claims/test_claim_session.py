@@ -9,12 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
 from stages.claims import __main__ as command
 from stages.claims import session as sessions
 from stages.claims import verdict
+from stages.claims.confirm import confirm
 from stages.claims.cost import cost_of
 from stages.claims.experiment import FOLDER, Experiment, load_experiment
 from stages.claims.gates import rises
@@ -22,6 +24,7 @@ from stages.claims.plan import Outcome
 from stages.claims.results import Results, result_path
 from stages.claims.runner import ExperimentRunner
 from stages.claims.session import Session
+from stages.reporting.board.conditions import conditions
 from stages.runtime.workspace import RunFailedError
 
 SPEC: dict[str, Any] = {
@@ -71,6 +74,7 @@ class FakeRunner(ExperimentRunner):
             raise RunFailedError("no room left")
         success = self.success(algorithm, rl["seed"], rl["learning_rate"])
         shares = [self.start_of + (success - self.start_of) * step / 9 for step in range(10)] if trains else []
+        shares = np.float32(shares).tolist()  # as the file keeps them
         line = {"environment_steps": 0, "reward_mean": 0.0, "entropy": 0.0}
         curve = [{"step": step, "success": share, **line} for step, share in enumerate(shares)]
         found = {metric: success if metric.startswith("panel.") else None for metric in metrics}
@@ -396,3 +400,41 @@ def test_judging_again_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixtur
     command.judge_again(tmp_path, {"rloo": other}, PARAMS)
     assert (saved(tmp_path)["runs"], saved(tmp_path)["claims"][0]["verdict"]) == ({}, None)
     assert "judged 0 runs; 8 of other settings dropped" in capsys.readouterr().out
+
+
+def newer(root: Path, **changes: Any) -> FakeRunner:
+    """A runner of newer code, which measures other values if `changes` say so."""
+    return type("Newer", (FakeRunner,), {"code": "e" * 16, **changes})(root)
+
+
+def test_a_run_of_each_arm_of_older_code_is_repeated(tmp_path: Path) -> None:
+    """Contract: equal results are written beside the stored ones, which stay; the page says so until the code changes again."""
+    one = experiment(tmp_path)
+    run(tmp_path, one)
+    before, runner = saved(tmp_path), newer(tmp_path)
+    assert confirm(Session(tmp_path, "rloo", one, PARAMS, runner, jobs=2))
+    assert sorted(runner.played) == ["grpo/0", "rloo/0"]
+    after = saved(tmp_path)
+    assert after.pop("confirmed") == {"code": "e" * 16, "runs": ["grpo/0", "rloo/0"]}
+    assert after == before
+    page = conditions(one, saved(tmp_path), "e" * 16)
+    assert "8 of 8 runs are of older code; one run of each arm, repeated" in page
+    assert "which may or may not bear on them" in conditions(one, saved(tmp_path), "d" * 16)
+
+
+def test_a_repeated_run_that_differs_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = experiment(tmp_path)
+    run(tmp_path, one)
+    changed = newer(tmp_path, success=lambda self, algorithm, seed, rate: {"rloo": 0.8, "grpo": 0.65}[algorithm])
+    assert not confirm(Session(tmp_path, "rloo", one, PARAMS, changed, jobs=2))
+    assert "grpo/0 is not as stored: panel.cost 0.6, now 0.65" in capsys.readouterr().err
+    assert saved(tmp_path)["confirmed"]["runs"] == ["rloo/0"]
+    assert "; one run each of rloo, repeated" in conditions(one, saved(tmp_path), "e" * 16)
+
+
+def test_nothing_of_todays_code_is_repeated(tmp_path: Path) -> None:
+    one = experiment(tmp_path)
+    run(tmp_path, one)
+    runner = FakeRunner(tmp_path)
+    assert confirm(Session(tmp_path, "rloo", one, PARAMS, runner, jobs=2))
+    assert (runner.played, "confirmed" in saved(tmp_path)) == ([], False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stages.claims.experiment import Experiment
@@ -38,10 +38,21 @@ def _older_code(saved: Mapping[str, Any], code: str) -> str:
     older = sum(one.get("code") != code for one in done)
     if not older:
         return f" All {len(done)} runs were made by the code of this checkout."
+    found = saved.get("confirmed", {})
+    if found.get("code") == code:
+        return f" {older} of {len(done)} runs are of older code; {_repeated(saved, found['runs'])}"
     return (
         f" {older} of {len(done)} runs are of older code: something in the stages that make a run has changed since, which may "
         "or may not bear on them."
     )
+
+
+def _repeated(saved: Mapping[str, Any], runs: Sequence[str]) -> str:
+    """What repeating runs of older code showed."""
+    arms = {name.rpartition("/")[0] for name in saved["runs"]}
+    repeated = {name.rpartition("/")[0] for name in runs}
+    which = "of each arm" if arms == repeated else f"each of {', '.join(sorted(repeated))}"
+    return f"one run {which}, repeated with the code of this checkout, gave the same results exactly."
 
 
 def conditions(experiment: Experiment, saved: Mapping[str, Any] | None, code: str | None) -> str:

@@ -1,0 +1,56 @@
+"""`python -m stages.claims --confirm SLUG`: whether runs of older code still give what is stored; repeats one of each arm."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+from stages.claims.plan import Outcome, Run, planned_runs
+from stages.claims.results import Results
+from stages.claims.session import Session, outcomes
+from stages.claims.tuning import chosen_values
+
+
+def sampled_runs(session: Session) -> list[Run]:
+    """The stored run of the lowest seed of each arm whose runs are of other code than the checkout's."""
+    experiment, stored, found = session.experiment, session.results.outcomes, []
+    tuned = chosen_values(experiment, session.results)
+    for arm in experiment.arms:
+        of_arm = {int(name.rpartition("/")[2]): one for name, one in stored.items() if name.rpartition("/")[0] == arm}
+        if any(one["code"] != session.runner.code for one in of_arm.values()):
+            found += planned_runs(experiment, session.params, tuned, [min(of_arm)], [arm])
+    return found
+
+
+def differences(stored: Results, run: Run, outcome: Outcome) -> Iterator[str]:
+    """What the repeated run found that differs from what is stored of it."""
+    old = stored.outcomes[run.name]
+    for name, value in outcome.metrics.items():
+        if name in old["metrics"] and old["metrics"][name] != value:
+            yield f"{name} {old['metrics'][name]}, now {value}"
+    if old["environment_steps"] != outcome.environment_steps:
+        yield f"environment_steps {old['environment_steps']}, now {outcome.environment_steps}"
+    tables = stored.tables
+    for name, before, now in (("rows", tables.rows, outcome.rows), ("curve", tables.curves, outcome.curve)):
+        if before.get(run.name, now) != now:
+            yield f"{name} per {'task' if name == 'rows' else 'step'} differ"
+
+
+def confirm(session: Session) -> bool:
+    """Repeat `sampled_runs`; whether all gave the stored results exactly. Which runs did is written to the experiment's file with
+    the hash of the code, for the page. Stored results are never replaced."""
+    session.load()
+    runs, same = sampled_runs(session), []
+    session.say(f"{len(runs)} runs to repeat, {session.jobs} at a time" if runs else "no run is of older code")
+    for run, outcome in outcomes(runs, session.play, session.jobs):
+        found = [str(outcome)] if isinstance(outcome, Exception) else list(differences(session.results, run, outcome))
+        if found:
+            print(f"claim: {session.slug}: {run.name} is not as stored: {'; '.join(found)}", file=sys.stderr, flush=True)
+            continue
+        same.append(run.name)
+        session.say(f"{run.name} is as stored")
+        session.release(run)
+    if same:
+        session.results.confirmed = {"code": session.runner.code, "runs": sorted(same)}
+        session.save()
+    return len(same) == len(runs)

@@ -1,0 +1,1 @@
+"""Methods about values that small problems settle exactly."""

@@ -78,7 +78,7 @@ def family(method: Composition) -> str:
 def all_cards() -> dict[str, list[Card]]:
     """The cards of all methods by family. The methods import torch."""
     from stages.algorithms.registry import composition, names
-    from stages.control.exact import r2pvi
+    from stages.control.exact import r2pvi, shapley
     from stages.designs import tree
     from stages.merging.registry import cards as merge_cards
     from stages.values import heads, q_model
@@ -88,7 +88,7 @@ def all_cards() -> dict[str, list[Card]]:
         method = composition(name)
         families[family(method)].append(method.card)
     families["Values and search"] = [heads.CARD, q_model.CARD, tree.CARD]
-    families["Control"] = [r2pvi.CARD]
+    families["Control"] = [r2pvi.CARD, shapley.CARD]
     families["Merging"] = merge_cards()
     return families
 
@@ -110,10 +110,8 @@ def method_names(document: Path) -> str:
 def evaluation_of(root: Path, path: Path, domains: Sequence[str]) -> tuple[dict[str, Any], list[str], float]:
     """(content of `path`, those of `domains` with a panel in it, confidence level). Raises FileNotFoundError, ValueError."""
     if not (root / path).exists():
-        profile = (
-            f" with 'profiles/{path.stem}.yaml' applied, then copy reports/evaluation.json there," if path.parent == KEPT else ""
-        )
-        raise FileNotFoundError(f"{path} does not exist; run 'dvc repro evaluate'{profile} first")
+        made_by = f"make lifecycle PROFILE={path.stem}" if path.parent == KEPT else "dvc repro evaluate"
+        raise FileNotFoundError(f"{path} does not exist; run '{made_by}' first")
     evaluation = read_json(root / path)
     check_evaluation(evaluation, str(path))
     evaluated = [domain for domain in domains if domain in evaluation["panels"]]

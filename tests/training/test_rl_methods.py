@@ -117,6 +117,8 @@ def test_dynamic_sampling_replaces_dead_groups(make_context, monkeypatch):
     assert row["live_groups"] >= 4
     assert row["groups"] > 4
     assert row["episodes"] == row["groups"] * 3
+    assert row["dead_steps"] == row["dead_groups"] * 3 * 2, "an episode has two turns"
+    assert 1 <= row["resampling_rounds"] <= 6
     report = json.loads((context.root / "reports/rl/toy.json").read_text())
     assert report["episodes"] == row["episodes"]
     assert report["ledger/policy_tokens_dropped"] > 0
@@ -131,6 +133,9 @@ def test_steps_with_only_dead_groups_are_skipped(make_context, monkeypatch):
         set_outcomes(context, monkeypatch, dead={f"toy-{index:03d}" for index in range(16)})
         history = run(context)
         assert [row["skipped"] for row in history] == [1.0, 1.0]
+        assert context.tracker.metrics["dead_groups/share"] == [1.0, 1.0]
+        assert context.tracker.metrics["dead_groups/environment_steps"] == [row["environment_steps"] for row in history]
+        assert [row["dead_steps"] for row in history] == [row["environment_steps"] for row in history]
         start = context.root / "data/models/sft/model.safetensors"
         assert (context.root / "data/models/rl/toy/model.safetensors").read_bytes() == start.read_bytes()
         assert history[0]["groups"] == (12.0 if name == "dapo" else 3.0)

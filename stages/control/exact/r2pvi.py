@@ -42,7 +42,7 @@ CARD = Card(
     "expectations by ridge regression on phi; b = beta sqrt(sum_i phi_i^2 [L^-1]_ii)",
     assumptions="rewards and kernel linear in known features that are probability vectors; a finite horizon; known rewards",
     reduces_to="divergence_weight to infinity, penalty full: PEVI with known rewards",
-    tested_by="tests/control/test_r2pvi.py",
+    tested_by="tests/control/exact/test_r2pvi.py",
     switch="robust: tv, kl or chi2 of environment linear_mdp, lane control",
 )
 SHARES = tuple(number / 10 for number in range(11))

@@ -86,7 +86,7 @@ def sessions(root: Path, experiments: dict[str, Experiment], params: dict[str, A
     """A session of each experiment at the commit that is checked out. Raises RunFailedError if code or data differ from it."""
     threads, commit = 1 if jobs > 1 else params["resources"]["threads"], clean_commit(root)
     for slug, experiment in experiments.items():
-        runner = ExperimentRunner(root, commit, threads, workers=jobs, lane=experiment.lane)
+        runner = ExperimentRunner(root, commit, threads, workers=jobs, program=experiment.program)
         yield Session(root, slug, experiment, params, runner, jobs)
 
 

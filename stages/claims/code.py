@@ -8,6 +8,7 @@ from pathlib import Path
 
 import yaml
 
+from stages.control.problems import PROBLEMS
 from stages.runtime import deps
 
 STAGES = ("curate", "sft", "rollout", "annotate", "rl", "evaluate")
@@ -15,9 +16,9 @@ STAGES = ("curate", "sft", "rollout", "annotate", "rl", "evaluate")
 MODULES = {
     "labels": "stages.claims.mcts_labels",
     "designs": "stages.claims.design_search",
-    "offline_q": "stages.control.offline_q",
+    **{name: problem.module for name, problem in PROBLEMS.items()},
 }
-"""Lanes whose runs are one command: `python -m MODULE --settings FILE --result FILE`."""
+"""What runs by one command, `python -m MODULE --settings FILE --result FILE`: lanes, and the problems of lane control."""
 
 
 def _files(path: Path) -> list[Path]:
@@ -26,14 +27,14 @@ def _files(path: Path) -> list[Path]:
 
 
 @cache
-def code_of(root: Path, lane: str) -> str:
-    """16 hex digits of the code in the checkout `root` that bears on runs of the lane."""
+def code_of(root: Path, program: str) -> str:
+    """16 hex digits of the code in the checkout `root` that bears on runs of `Experiment.program`."""
     listed: set[Path] = set()
-    if lane != "offline_q":
+    if program not in PROBLEMS:
         stages = yaml.safe_load((root / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
         listed = {Path(path) for stage in STAGES if stage in stages for path in deps.listed(stages, stage)[1]}
-    if lane in MODULES:
-        listed |= set(deps.code(MODULES[lane].removeprefix("stages.").replace(".", "/")))
+    if program in MODULES:
+        listed |= set(deps.code(MODULES[program].removeprefix("stages.").replace(".", "/")))
     digest = hashlib.sha256()
     for file in sorted({file for path in listed for file in _files(root / path)}):
         digest.update(f"{file.relative_to(root).as_posix()}\n".encode() + file.read_bytes())

@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError, model_validator
 from stages.algorithms.registry import composition
 from stages.algorithms.settings import Rl
 from stages.claims.sequential import Kind, alphas
-from stages.control.settings import OfflineQ
+from stages.control.problems import PROBLEMS
 from stages.designs.settings import parse_search
 from stages.evaluation.statistics import StatisticsError
 from stages.params import Params, check_domains, parse_params
@@ -26,8 +26,6 @@ from stages.records.sections import deep_merge, params_hash
 from stages.runtime.validation import Count, ParamsError, Section, explain
 
 FOLDER = Path("reports/claims")
-OFFLINE = "guessing"
-"""`environment` of experiments of lane offline_q."""
 LOOKS = (8, 12, 20)
 MARGIN = 0.05
 """Default margin of metrics that are shares."""
@@ -41,7 +39,7 @@ _TEXT = ("family", "method", "paper", "switch", "untuned", "ungated", "learnt")
 _PER_DOMAIN = ("curate", "rollout", "annotate", "rl")
 
 
-Metric = Annotated[str, Field(pattern=r"^(panel|history|report|annotate|labels|offline|designs)\.[\w.]+$")]
+Metric = Annotated[str, Field(pattern=r"^(panel|history|report|annotate|labels|offline|control|designs)\.[\w.]+$")]
 
 
 def is_share(metric: str) -> bool:
@@ -67,7 +65,8 @@ class Claim(Section):
     `history.steps_to_success.<percent>`: environment steps until the mean success of five training steps is that; the budget if
     it never is. `report.<key>.<key> ...`: of reports/rl/<domain>.json. `annotate.<key>.<key> ...`: of
     reports/annotate/<domain>.json. `labels.<known|keydoor>.<key>`: of a run of lane labels (stages/claims/mcts_labels.py).
-    `offline.<key>`: of a run of lane offline_q. `designs.<key>`: of a run of lane designs (stages/claims/design_metrics.py)."""
+    `offline.<key>`, `control.<key>`: of a run of lane control. `designs.<key>`: of a run of lane designs
+    (stages/claims/design_metrics.py)."""
     kind: Kind = "superiority"
     """superiority: `arm` exceeds `against`, by at least `threshold`. non_inferiority: it is lower by less than `margin`, if at
     all. equivalence: the two differ by less than `margin`."""
@@ -147,7 +146,7 @@ class Gate(Section):
     require: list[Requirement] = Field(default_factory=list)
 
 
-Lane = Literal["rl", "annotate", "labels", "offline_q", "designs"]
+Lane = Literal["rl", "annotate", "labels", "control", "designs"]
 
 
 Family = Literal["policy_optimisation", "credit", "value_learning", "annotation", "offline", "budget", "designs"]
@@ -162,15 +161,15 @@ class Experiment(Section):
     switch: str
     """The setting of params.yaml that selects it."""
     environment: str
-    """A domain of params.yaml."""
+    """A domain of params.yaml; in lane control, a problem of stages/control/problems.py."""
     looks: list[int] = Field(default_factory=lambda: list(LOOKS))
     """Numbers of seeds after which claims are judged. Arms of claims that are still open then get further seeds."""
     lane: Lane = "rl"
     """The kind of run. rl: the specialist is trained from a start that all seeds share, and evaluated on the panel. annotate: the
     SFT policy is evaluated on the panel with the arm's `evaluate.models`; the seed is that of all stages, SFT and trees included.
     labels: trees grown with the arm's `annotate`, whose labels and pairs are compared with exact values
-    (stages/claims/mcts_labels.py); all arms and seeds share the SFT policy. offline_q: stages/control/offline_q.py learns from
-    offline games; `environment` is `guessing`. designs: a search over agent designs with the arm's `design`, replayed on a table
+    (stages/claims/mcts_labels.py); all arms and seeds share the SFT policy. control: a method on a small control
+    problem, without a language model. designs: a search over agent designs with the arm's `design`, replayed on a table
     of all designs' scores (stages/claims/design_search.py) that all arms and seeds share."""
     budget: Budget | None = None
     """Of lane rl only. Arms that learn from pairs or an offline dataset play no episodes and take rl.steps instead; if all arms
@@ -186,7 +185,7 @@ class Experiment(Section):
     learnt: str | None = None
     """What the results taught, and what would change our mind: one paragraph for the experiment's page."""
     shared: dict[str, Any] = Field(default_factory=dict)
-    """Overrides for every arm: of params.yaml, or of the offline lane's settings (stages/control/settings.py)."""
+    """Overrides for every arm: of params.yaml, or of the settings of the control problem."""
     arms: Annotated[dict[str, dict[str, Any]], Field(min_length=2)]
     measured: list[Metric] = Field(default_factory=list)
     """Further metrics to store and show for every run that has them."""
@@ -201,8 +200,8 @@ class Experiment(Section):
             )
         if self.lane != "rl" and self.budget is not None:
             raise ValueError(f"budget: lane {self.lane} plays no episodes in rl; remove it")
-        if (self.environment == OFFLINE) != (self.lane == "offline_q"):
-            raise ValueError(f"environment {self.environment}: lane offline_q, and no other, plays {OFFLINE}")
+        if (self.environment in PROBLEMS) != (self.lane == "control"):
+            raise ValueError(f"environment {self.environment}: lane control, and no other, has {', '.join(PROBLEMS)}")
         for number, claim in enumerate(self.claims, start=1):
             unknown = sorted({claim.arm, claim.against} - set(self.arms))
             if unknown:
@@ -234,6 +233,11 @@ class Experiment(Section):
             if self.gate.runs > self.looks[0]:
                 raise ValueError(f"gate.runs is {self.gate.runs}, but the first look is at {self.looks[0]} seeds")
         return self
+
+    @property
+    def program(self) -> str:
+        """What does its runs: the lane, or the problem of lane control."""
+        return self.environment if self.lane == "control" else self.lane
 
     @property
     def seeds(self) -> range:
@@ -310,7 +314,7 @@ def arm_values(experiment: Experiment, arm: str, params: Mapping[str, Any]) -> d
     `params`: params.yaml with its defaults.
     """
     domain = experiment.environment
-    if experiment.lane == "offline_q":
+    if experiment.lane == "control":
         return deep_merge(experiment.shared, experiment.arms[arm])
     values = _flattened({**params, "domains": [domain], "merge": {**params.get("merge", {}), "weights": {}}}, domain)
     for overrides in (experiment.shared, experiment.arms[arm]):
@@ -349,21 +353,22 @@ def start_values(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**{name: values.get(name) for name in BEFORE_RL}, "environment": values["per_domain"][domain].get("environment")}
 
 
-def _check_offline(values: Mapping[str, Any], source: str) -> None:
+def _check_control(problem: str, values: Mapping[str, Any], source: str) -> None:
+    settings = PROBLEMS[problem].settings
     try:
-        OfflineQ.model_validate(values)
+        settings.model_validate(values)
     except ValidationError as error:
-        raise ParamsError(explain(error, OfflineQ, source)) from error
+        raise ParamsError(explain(error, settings, source)) from error
 
 
 def check_experiment(experiment: Experiment, params: Mapping[str, Any], source: str) -> dict[str, Params]:
-    """Arm -> its parameters ({} in lane offline_q, which has its own settings). Raises ParamsError if an arm's are invalid, or if
-    arms that must share a start do not."""
+    """Arm -> its parameters ({} in lane control, whose problems have their own settings). Raises ParamsError if an arm's are
+    invalid, or if arms that must share a start do not."""
     checked: dict[str, Params] = {}
     starts: dict[str, dict[str, Any]] = {}
-    if experiment.lane == "offline_q":
+    if experiment.lane == "control":
         for arm in experiment.arms:
-            _check_offline(arm_values(experiment, arm, params), f"{source}: arm '{arm}'")
+            _check_control(experiment.environment, arm_values(experiment, arm, params), f"{source}: arm '{arm}'")
         return checked
     for arm in experiment.arms:
         values = run_values(experiment, arm, 0, params, experiment.tune.values[0] if experiment.tune else None)

@@ -9,7 +9,7 @@ from typing import Any
 from stages.claims.design_metrics import METRICS as DESIGN_METRICS
 from stages.claims.experiment import Experiment, digest, run_values
 from stages.claims.label_metrics import METRICS, WORLDS
-from stages.control.settings import OfflineQ
+from stages.control.problems import PROBLEMS
 from stages.designs.settings import parse_search
 from stages.params import parse_params
 from stages.records.sections import deep_merge
@@ -18,7 +18,6 @@ ALWAYS = ("panel.success", "panel.turns", "panel.cost", "panel.tokens")
 """Metrics of every run, also those that no claim needs, by lane."""
 ALWAYS_LABELS = tuple(f"labels.{world}.{metric}" for world in WORLDS for metric in METRICS)
 ALWAYS_DESIGNS = tuple(f"designs.{metric}" for metric in DESIGN_METRICS)
-ALWAYS_OFFLINE = ("offline.win_rate", "offline.value_rmse", "offline.overestimation")
 LEARNT = ("history.success.first", "history.success.last")
 """Metrics of the gate's runs, if they play episodes."""
 
@@ -58,8 +57,8 @@ class Outcome:
 
 def metrics_of(experiment: Experiment) -> list[str]:
     """All metrics that its runs store, if they have them."""
-    by_lane = {"labels": ALWAYS_LABELS, "designs": ALWAYS_DESIGNS, "offline_q": ALWAYS_OFFLINE}
-    always = by_lane.get(experiment.lane, ALWAYS)
+    by_program = {"labels": ALWAYS_LABELS, "designs": ALWAYS_DESIGNS} | {name: one.metrics for name, one in PROBLEMS.items()}
+    always = by_program.get(experiment.program, ALWAYS)
     gate = experiment.gate
     gated = {*LEARNT, *(one.metric for one in gate.require)} if gate else set()
     return sorted({*always, *gated, *experiment.measured, *(claim.metric for claim in experiment.claims)})
@@ -77,8 +76,8 @@ def required_of(experiment: Experiment, arm: str, seed: int) -> tuple[str, ...]:
 
 def shaping(experiment: Experiment, values: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that shape a run and differ from their defaults: so a new setting does not invalidate finished runs."""
-    if experiment.lane == "offline_q":
-        return OfflineQ.model_validate(values).model_dump(mode="json", exclude_defaults=True)
+    if experiment.lane == "control":
+        return PROBLEMS[experiment.environment].settings.model_validate(values).model_dump(mode="json", exclude_defaults=True)
     parse = parse_search if experiment.lane == "designs" else parse_params
     found = parse(values, "params.yaml").model_dump(mode="json", exclude_defaults=True)
     # Of the resources, those that change results.

@@ -25,6 +25,7 @@ from stages.claims.code import MODULES, code_of
 from stages.claims.experiment import digest, start_values
 from stages.claims.plan import Outcome
 from stages.claims.rows import curve_rows, steps_to_success, task_rows, window_mean
+from stages.control.problems import PROBLEMS
 from stages.records.episode import read_json, read_rows, write_json
 from stages.runtime.cores import available_cores
 from stages.runtime.git import git
@@ -98,19 +99,19 @@ def read_metric(name: str, folder: Path, domain: str) -> float:
 
 @dataclass
 class ExperimentRunner:
-    """Runs of one lane at one commit of the checkout `root`."""
+    """Runs of one `Experiment.program` at one commit of the checkout `root`."""
 
     root: Path
     commit: str
     threads: int = 1
     workers: int = 1
     """Processes that share the making of a start, for which runs wait; a run is one process."""
-    lane: str = "rl"
+    program: str = "rl"
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def code(self) -> str:
-        return code_of(self.root, self.lane)
+        return code_of(self.root, self.program)
 
     @cached_property
     def folder(self) -> Path:
@@ -160,29 +161,29 @@ class ExperimentRunner:
             workspace.remove()
 
     def _shared_workspace(self, common: Mapping[str, Any]) -> EvaluationWorkspace:
-        """The workspace that all runs of a lane of MODULES share."""
-        if self.lane == "offline_q":
-            workspace = EvaluationWorkspace(self.folder / "offline")
+        """The workspace that all runs of a program of MODULES share."""
+        if self.program in PROBLEMS:
+            workspace = EvaluationWorkspace(self.folder / "control")
             with self._lock:
                 workspace.create(self._check_out)
             return workspace
         workspace = self.start(common)
-        if self.lane == "designs":  # on all cores, before the first search reads it
+        if self.program == "designs":  # on all cores, before the first search reads it
             with self._lock:
                 workspace.write_settings(common, "table.yaml")
                 workers = available_cores() if common["resources"]["device"] == "cpu" else 1
-                command = ["-m", MODULES[self.lane], "--table", "--settings", "table.yaml", "--workers", str(workers)]
+                command = ["-m", MODULES[self.program], "--table", "--settings", "table.yaml", "--workers", str(workers)]
                 workspace.python(command, 1)
         return workspace
 
     def measure(self, name: str, values: Mapping[str, Any], common: Mapping[str, Any], metrics: Sequence[str]) -> Outcome:
-        """One run of a lane of MODULES; `common`: params.yaml of what its runs share. Raises RunFailedError."""
+        """One run of a program of MODULES; `common`: params.yaml of what its runs share. Raises RunFailedError."""
         workspace = self._shared_workspace(common)
         began = time.monotonic()
         settings, result = f"{name}.yaml", f"{name}.result.json"
         workspace.write_settings(values, settings)
         files = ["--settings", settings, "--result", result, "--threads", str(self.threads)]
-        workspace.python(["-m", MODULES[self.lane], *files], self.threads)
+        workspace.python(["-m", MODULES[self.program], *files], self.threads)
         found = read_json(workspace.folder / result)
         steps = found.pop("environment_steps")
         missing = sorted(set(metrics) - set(found))

@@ -189,10 +189,10 @@ class Session:
     def play(self, run: Run) -> Outcome:
         """Do a run, stored or not. Raises RunFailedError."""
         experiment, runner, values = self.experiment, self.runner, dict(run.values)
-        if experiment.lane != "offline_q":
+        if experiment.lane != "control":
             values["resources"] = {**values["resources"], "workers": 1, "threads": runner.threads}
         metrics = list(run.required) if run.trial else metrics_of(experiment)
-        if experiment.lane in MODULES:
+        if experiment.program in MODULES:
             return runner.measure(self._name(run), values, common_values(experiment, self.params), metrics)
         trains = run.trial or experiment.trains(run.arm)
         start = runner.start_success(values) if experiment.lane == "rl" and not run.trial else None

@@ -8,22 +8,18 @@ from decoded scalars, and c51 projects the whole return distribution.
 
 from __future__ import annotations
 
-import argparse
 import copy
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from torch import Tensor, nn
 
 from stages.control.guessing import Games, Guessing
+from stages.control.one_run import one_run
 from stages.control.settings import OfflineQ
-from stages.records.episode import write_json
 from stages.runtime.command import command
-from stages.runtime.parent import die_with_parent
 from stages.seeding import key64, seed_torch
 from stages.values.conservative import conservative
 from stages.values.heads import C51Head, make_head
@@ -179,19 +175,7 @@ def run(settings: OfflineQ) -> dict[str, float]:
 
 @command
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m stages.control.offline_q", description=(__doc__ or "").strip())
-    parser.add_argument(
-        "--settings", type=Path, required=True, help="a YAML file with the fields of stages.control.settings.OfflineQ"
-    )
-    parser.add_argument("--result", type=Path, required=True, help="where the metrics are written, as JSON")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads (default: 1)")
-    options = parser.parse_args()
-    die_with_parent()
-    torch.set_num_threads(options.threads)
-    settings = OfflineQ.model_validate(yaml.safe_load(options.settings.read_text(encoding="utf-8")))
-    metrics = {f"offline.{name}": value for name, value in run(settings).items()}
-    write_json(options.result, {**metrics, "environment_steps": 0})
-    return 0
+    return one_run("offline", __doc__, OfflineQ, run, torch.set_num_threads)
 
 
 if __name__ == "__main__":

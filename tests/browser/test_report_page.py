@@ -5,16 +5,20 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.support.ui import Select
+from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from screenshots.chromium import DESK, PHONE, Browser
 
 CHOSEN = "return document.querySelector('.outline [aria-selected=true]').dataset.node"
+TASK = "return document.querySelector('.list [aria-selected=true] .task').textContent"
 SELECTED = "return document.querySelector('.list [aria-selected=true]').id"
 
 
@@ -45,6 +49,11 @@ def press(browser: Browser, selector: str, *keys: str) -> None:
     element = browser.driver.find_element(By.CSS_SELECTOR, selector)
     browser.run("arguments[0].focus()", element)
     element.send_keys(*keys)
+
+
+def wait(browser: Browser, true: Callable[[], bool]) -> None:
+    """Wait until the page has handled an event that it gets later than the script that causes it."""
+    WebDriverWait(browser.driver, 10).until(lambda _: true())
 
 
 def test_filters_show_only_matching_episodes(browser: Browser, report: Path, episodes: list[dict]) -> None:
@@ -81,6 +90,74 @@ def test_keyboard_selects_episodes_views_and_tokens(browser: Browser, report: Pa
     assert f"(id {episodes[0]['ids'][1]})" in tip.text
     press(browser, ".content", Keys.ESCAPE)
     assert not tip.is_displayed()
+
+
+def test_text_stop_reason_turns_and_invalid_actions_filter_episodes(browser: Browser, report: Path, episodes: list[dict]) -> None:
+    browser.open(report)
+
+    def listed() -> list[str]:
+        return [item.text for item in browser.driver.find_elements(By.CSS_SELECTOR, ".list .task")]
+
+    def tasks(keep: Callable[[dict], bool]) -> list[str]:
+        return [episode["task"] for episode in episodes if keep(episode)]
+
+    one = episodes[0]
+    refused = not all(accepted for accepted, _ in one["turns"])
+    chosen = {"stop": one["stop"], "count": str(len(one["turns"])), "refusals": "with" if refused else "without"}
+    same = {
+        "stop": lambda episode: episode["stop"] == one["stop"],
+        "count": lambda episode: len(episode["turns"]) == len(one["turns"]),
+        "refusals": lambda episode: refused != all(accepted for accepted, _ in episode["turns"]),
+    }
+    for name, value in chosen.items():
+        box = Select(browser.driver.find_element(By.CSS_SELECTOR, f"select[name={name}]"))
+        box.select_by_value(value)
+        assert listed() == tasks(same[name])
+        box.select_by_value("")
+    words = max((text for _, text in one["messages"]), key=len)[:30].upper()
+    press(browser, "input[name=text]", words)
+    found = tasks(lambda episode: any(words.lower() in text.lower() for _, text in episode["messages"]))
+    assert listed() == found
+    assert one["task"] in found
+    press(browser, "input[name=text]", "no episode says this")
+    assert listed() == []
+
+
+def test_link_opens_an_episode_at_a_turn_in_every_view(browser: Browser, report: Path, episodes: list[dict]) -> None:
+    """Contract: the address names the selected episode and turn and leads back to them; the arrow keys go from turn to turn."""
+    linked = next(episode for episode in reversed(episodes) if len(episode["turns"]) > 1)
+    address = f"{report.resolve().as_uri()}#episode={quote(linked['id'], safe='')}"
+    marked = "return document.querySelector('.message.marked').dataset.turn"
+    browser.open(f"{address}&turn=2")
+    assert browser.run(TASK) == linked["task"]
+    assert browser.run(marked) == "2"
+    press(browser, ".content", Keys.ARROW_LEFT)
+    assert browser.run(marked) == "1"
+    assert browser.driver.current_url == f"{address}&turn=1"
+    browser.run("document.querySelector('[data-turn=\"2\"] a').click()")
+    wait(browser, lambda: browser.run(marked) == "2")
+    browser.run("document.querySelector('[data-view=owner]').click()")
+    first = "return Number(document.querySelector('.tokens .marked').dataset.token)"
+    starts = [place for place, pair in enumerate(pairwise("0" + linked["owner"])) if pair[0] != "1" and pair[1] == "1"]
+    assert browser.run(first) == starts[1]
+    press(browser, ".content", Keys.SHIFT, Keys.ARROW_LEFT)
+    assert browser.run(first) == starts[0]
+    press(browser, ".list", Keys.HOME)
+    assert browser.driver.current_url.endswith(f"#episode={quote(episodes[0]['id'], safe='')}")
+
+
+def test_link_to_an_episode_shows_it_whatever_the_filters_or_says_that_it_is_absent(
+    browser: Browser, report: Path, episodes: list[dict]
+) -> None:
+    browser.open(report)
+    note = browser.driver.find_element(By.CSS_SELECTOR, ".missing")
+    press(browser, "input[name=text]", "no episode says this")
+    browser.run("location.hash = '#episode=none/0001'")
+    wait(browser, note.is_displayed)
+    assert "none/0001" in note.text
+    browser.run("location.hash = '#episode=' + encodeURIComponent(arguments[0])", episodes[-1]["id"])
+    wait(browser, lambda: not note.is_displayed())
+    assert browser.run(SELECTED) == f"episode-{len(episodes) - 1}"
 
 
 def test_first_tab_focuses_a_link_to_the_results(browser: Browser, report: Path) -> None:

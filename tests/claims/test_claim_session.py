@@ -51,8 +51,8 @@ class FakeRunner(ExperimentRunner):
     start_of = 0.4
     validation_tasks = 96
 
-    def __init__(self, root: Path, lane: str = "rl") -> None:
-        super().__init__(root, "c" * 40, lane=lane)
+    def __init__(self, root: Path, program: str = "rl") -> None:
+        super().__init__(root, "c" * 40, program=program)
         self.played: list[str] = []
         self.failing, self.released = "", 0
 

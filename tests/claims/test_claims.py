@@ -32,6 +32,7 @@ from stages.claims.results import Results
 from stages.claims.rows import Tables, paths, task_rows
 from stages.claims.runner import ExperimentRunner, clean_commit, read_metric
 from stages.claims.session import drop_outdated
+from stages.control.problems import PROBLEMS
 from stages.evaluation.panels import EVALUATION_SCHEMA
 from stages.params import ROOT
 from stages.records.episode import write_table
@@ -537,7 +538,7 @@ def test_unknown_experiment_is_rejected(monkeypatch: pytest.MonkeyPatch, capsys:
 
 OFFLINE: dict[str, Any] = {
     **{name: SPEC[name] for name in ("method", "paper", "switch", "family")},
-    "lane": "offline_q",
+    "lane": "control",
     "environment": "guessing",
     "shared": {"updates": 5, "head": {"v_min": -6.0, "v_max": 2.0}},
     "arms": {"mse": {"head": {"loss": "mse"}}, "hl_gauss": {"noise": 0.3}},
@@ -597,8 +598,8 @@ def test_rl_arm_may_choose_the_evaluated_model() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({**OFFLINE, "budget": {"environment_steps": 5}}, "lane offline_q plays no episodes"),
-        ({**CHOICE, "environment": "guessing"}, "lane offline_q, and no other, plays"),
+        ({**OFFLINE, "budget": {"environment_steps": 5}}, "lane control plays no episodes"),
+        ({**CHOICE, "environment": "guessing"}, "lane control, and no other, has guessing"),
         ({**SPEC, "budget": None}, "it ends the runs of lane rl"),
     ],
 )
@@ -627,6 +628,6 @@ def test_board_describes_the_runs_of_a_lane(tmp_path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
     page = "\n".join(board_pages(tmp_path).values())
-    assert f"looks at 8, 12, 20 paired seeds, {LANES['offline_q']}." in page
+    assert f"looks at 8, 12, 20 paired seeds, {PROBLEMS['guessing'].random}." in page
     assert "overrides of stages/control/settings.py" in page
     assert LANES["annotate"] in page

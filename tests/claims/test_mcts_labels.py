@@ -145,7 +145,7 @@ def test_label_run_uses_the_shared_workspace(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(EvaluationWorkspace, "python", run)
     values, common = run_values(experiment, "flat", 1, params), common_values(experiment, params)
     monkeypatch.setattr(ExperimentRunner, "code", "")
-    found = ExperimentRunner(tmp_path, "c" * 40, lane="labels").measure("run", values, common, metrics_of(experiment))
+    found = ExperimentRunner(tmp_path, "c" * 40, program="labels").measure("run", values, common, metrics_of(experiment))
     assert started == [common]
     assert commands == [["-m", "stages.claims.mcts_labels"]]
     assert (found.metrics, found.environment_steps, found.commit) == (metrics, 7, "c" * 40)

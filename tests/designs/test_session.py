@@ -350,7 +350,7 @@ def test_experiment_arms_share_a_start_and_a_table(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(EvaluationWorkspace, "python", run)
     values = {**run_values(experiment, "random", 1, params)}
     monkeypatch.setattr(ExperimentRunner, "code", "")
-    found = ExperimentRunner(tmp_path, "c" * 40, lane="designs").measure("run", values, common, metrics_of(experiment))
+    found = ExperimentRunner(tmp_path, "c" * 40, program="designs").measure("run", values, common, metrics_of(experiment))
     assert commands == [["--table"], ["--settings"]]
     assert found.metrics == numbers
 

@@ -70,7 +70,7 @@ def test_claim_runs_share_their_start_and_leave_the_checkout_unchanged(tmp_path:
 
 
 def test_claim_runs_without_reinforcement_learning(tmp_path: Path, source: Path) -> None:
-    """Lane annotate evaluates the SFT policy as the arm says, without training a specialist; lane offline_q learns from games."""
+    """Lane annotate evaluates the SFT policy as the arm says, without training a specialist; lane control learns from games."""
     checkout = Checkout.make(tmp_path / "root", source)
     identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
     for arguments in (["add", "."], [*identity, "commit", "--quiet", "-m", "start"]):
@@ -96,13 +96,13 @@ def test_claim_runs_without_reinforcement_learning(tmp_path: Path, source: Path)
     offline = Experiment.model_validate(
         {
             **shared,
-            **{"lane": "offline_q", "environment": "guessing", "shared": {"updates": 2, "games": 50, "play": 10}},
+            **{"lane": "control", "environment": "guessing", "shared": {"updates": 2, "games": 50, "play": 10}},
             "arms": {"mse": {"head": {"loss": "mse"}}, "noisy": {"noise": 0.1, "head": {"loss": "mse"}}},
             "claims": [{"says": "x", "arm": "mse", "against": "noisy", "metric": "offline.win_rate"}],
         }
     )
     values = run_values(offline, "mse", 3, params)
-    player = ExperimentRunner(checkout.root, runner.commit, lane="offline_q")
+    player = ExperimentRunner(checkout.root, runner.commit, program="guessing")
     first, again = (player.measure(name, values, {}, ["offline.win_rate", "offline.value_rmse"]) for name in ("a", "b"))
     assert first.metrics == again.metrics
     with pytest.raises(RunFailedError, match=r"no metric 'offline\.speed'"):

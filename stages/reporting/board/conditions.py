@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stages.claims.experiment import Experiment
+from stages.control.problems import PROBLEMS
 
 BY_LANE = {
     "rl": "One panel, and one start policy, trained with one seed, which all runs share: another start may give another verdict.",
     "annotate": "One panel. Each seed has its own SFT policy and trees, so verdicts are not about one start.",
     "labels": "One SFT policy, whose trees are grown anew with each seed.",
     "designs": "One table of every design's score, measured once with one model; only the searches differ by seed.",
-    "offline_q": "Nothing but the environment: each seed has its own dataset of games.",
 }
 OWN_STARTS = (
     "One panel, and one start policy per arm, trained with one seed: arms differ in stages before rl, and another seed there may "
@@ -57,7 +57,10 @@ def _repeated(saved: Mapping[str, Any], runs: Sequence[str]) -> str:
 
 def conditions(experiment: Experiment, saved: Mapping[str, Any] | None, code: str | None) -> str:
     """`code`: hash of the code that a run would have now, None before the first run."""
-    text = OWN_STARTS if experiment.lane == "rl" and experiment.start == "own" else BY_LANE[experiment.lane]
+    if experiment.lane == "control":
+        text = f"Nothing but the environment: {PROBLEMS[experiment.environment].random}."
+    else:
+        text = OWN_STARTS if experiment.lane == "rl" and experiment.start == "own" else BY_LANE[experiment.lane]
     if saved is None or code is None:
         return text
     return text + _tasks(saved) + _older_code(saved, code)

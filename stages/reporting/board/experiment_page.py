@@ -10,6 +10,7 @@ from typing import Any
 from stages.claims.experiment import FOLDER, Claim, Experiment, is_share
 from stages.claims.results import NOT_RUN, OUTDATED
 from stages.claims.tuning import FIRST_SEED
+from stages.control.problems import PROBLEMS
 from stages.reporting.blocks import percent
 from stages.reporting.board import cells
 from stages.reporting.board.conditions import conditions
@@ -22,7 +23,6 @@ LANES = {
     "annotate": "no RL: each seed has its own SFT policy and trees, and the SFT policy plays the panel",
     "designs": "no training: searches are replayed on a table of every design's score, and intervals are over searches",
     "labels": "no training: labels and pairs of search trees are compared with exact values",
-    "offline_q": "each run learns from its own dataset of games",
 }
 """What a run is, for experiments without a budget of environment steps."""
 
@@ -143,8 +143,10 @@ def _overrides(values: Mapping[str, Any]) -> list[str]:
 
 
 def _settings(experiment: Experiment, saved: Saved | None) -> Iterable[str]:
-    base = "stages/control/settings.py" if experiment.lane == "offline_q" else "params.yaml"
-    steps = f"{experiment.budget.environment_steps:,} environment steps per run" if experiment.budget else LANES[experiment.lane]
+    problem = PROBLEMS.get(experiment.program)
+    base, steps = (problem.file, problem.random) if problem else ("params.yaml", LANES.get(experiment.lane, ""))
+    if experiment.budget:
+        steps = f"{experiment.budget.environment_steps:,} environment steps per run"
     yield (
         f"Environment `{experiment.environment}`, looks at {', '.join(map(str, experiment.looks))} paired seeds, {steps}. "
         f"Shared by all arms: {', '.join(_overrides(experiment.shared)) or f'the defaults of {base}'}."

@@ -49,7 +49,7 @@ def pages(root: Path) -> dict[Path, str]:
     for slug, of_slug in grouped.items():
         experiment, saved = of_slug[0].experiment, results[slug]
         text, drawn = _curves(root, slug, experiment, saved)
-        code = code_of(root, experiment.lane) if saved is not None else None
+        code = code_of(root, experiment.program) if saved is not None else None
         files |= {page_of(slug): experiment_page(of_slug, saved, text, code), **drawn}
     plot = forest_svg(found)
     if plot is not None:

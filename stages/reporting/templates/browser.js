@@ -6,7 +6,9 @@
   var content = root.querySelector(".content"), facts = root.querySelector(".facts"), key = root.querySelector(".key");
   var OWNERS = [["prompt", "--base"], ["policy", "--sft"], ["environment", "--domain1"], ["external", "--domain3"]];
   var MARKS = page.MARKS, element = page.element, format = page.format;
-  var view = "chat", shown = [], current = null, tokens = [], marked = -1;
+  var FILTERS = ["domain", "source", "outcome", "stop", "count", "refusals", "pick"];
+  var view = "chat", shown = [], current = null, tokens = [], marked = -1, turn = 0;
+  var missing = root.querySelector(".missing");
 
   function spread(runs) {
     var values = [];
@@ -14,15 +16,23 @@
     return values;
   }
 
-  ["domain", "source", "outcome", "pick"].forEach(function (name) {
+  data.episodes.forEach(function (episode) {
+    episode.count = String(episode.turns.length);
+    episode.refusals = episode.turns.some(function (facts) { return !facts[0]; }) ? "with" : "without";
+    episode.text = [episode.id, episode.task].concat(episode.messages.map(function (message) { return message[1]; })).join("\n").toLowerCase();
+  });
+
+  FILTERS.forEach(function (name) {
     var values = [];
     data.episodes.forEach(function (episode) { if (values.indexOf(episode[name]) < 0) values.push(episode[name]); });
+    if (name === "count") values.sort(function (one, other) { return one - other; });
     values.forEach(function (value) { form.elements[name].appendChild(new Option(value, value)); });
   });
 
   function filter() {
+    var text = form.elements.text.value.trim().toLowerCase();
     shown = data.episodes.filter(function (episode) {
-      return ["domain", "source", "outcome", "pick"].every(function (name) {
+      return episode.text.indexOf(text) >= 0 && FILTERS.every(function (name) {
         var wanted = form.elements[name].value;
         return !wanted || episode[name] === wanted;
       });
@@ -39,39 +49,90 @@
       item.addEventListener("click", function () { select(index); });
       list.appendChild(item);
     });
-    select(shown.indexOf(current) >= 0 ? shown.indexOf(current) : 0);
+    show(shown.indexOf(current) >= 0 ? shown.indexOf(current) : 0);
   }
 
-  function select(index) {
+  function show(index) {
+    var kept = current && shown[index] === current;
     current = shown[index] || null;
+    missing.hidden = true;
     Array.prototype.forEach.call(list.children, function (item, place) { item.setAttribute("aria-selected", String(place === index)); });
     if (list.children[index]) list.setAttribute("aria-activedescendant", "episode-" + index);
     else list.removeAttribute("aria-activedescendant");
+    if (kept) return;
+    turn = 0;
     draw();
+  }
+
+  function select(index) {
+    show(index);
+    if (current) history.replaceState(null, "", address(turn));
+  }
+
+  // A link names the episode by its id and the turn by its number from 1: it outlives other filters, orders and samples.
+  function address(number) {
+    return "#episode=" + encodeURIComponent(current.id) + (number ? "&turn=" + number : "");
+  }
+
+  function link(text, number) {
+    var made = element("a", "", text);
+    made.href = address(number);
+    return made;
+  }
+
+  function follow() {
+    var wanted = new URLSearchParams(location.hash.slice(1)), id = wanted.get("episode");
+    if (id === null) return;
+    var found = data.episodes.filter(function (episode) { return episode.id === id; })[0];
+    root.scrollIntoView({ block: "nearest", behavior: "instant" });
+    missing.hidden = !!found;
+    if (!found) { missing.textContent = "Episode " + id + " of this link is not on this page, which holds selected episodes only."; return; }
+    if (shown.indexOf(found) < 0) { form.reset(); filter(); }
+    show(shown.indexOf(found));
+    list.children[shown.indexOf(found)].scrollIntoView({ block: "nearest", behavior: "instant" });
+    turn = Number(wanted.get("turn")) || 0;
+    draw();
+  }
+
+  // Marks a turn of the current episode, in any view.
+  function goTo(number) {
+    turn = Math.max(1, Math.min(current.turns.length, number));
+    history.replaceState(null, "", address(turn));
+    if (view !== "chat") { mark(tokens.findIndex(function (token) { return token.owner === "policy" && token.turn === turn - 1; })); return; }
+    Array.prototype.forEach.call(content.querySelectorAll("[data-turn]"), function (box) {
+      var here = box.dataset.turn === String(turn);
+      box.classList.toggle("marked", here);
+      if (here) box.scrollIntoView({ block: "nearest", behavior: "instant" });
+    });
   }
 
   function showFacts() {
     facts.textContent = "";
     var rows = [["outcome", current.outcome], ["return", format(current.reward, 2)], ["turns", current.turns.length], ["tokens", current.ids.length],
-      ["stop reason", current.stop], ["selected as", current.pick], ["policy", current.policy], ["episode", current.id]];
+      ["stop reason", current.stop], ["selected as", current.pick], ["policy", current.policy]];
     Object.keys(current.terms).sort().forEach(function (name) { rows.push([name, format(current.terms[name], 2)]); });
     rows.forEach(function (row, place) {
       if (place) facts.appendChild(document.createTextNode("  ·  "));
       facts.appendChild(document.createTextNode(row[0] + " "));
       facts.appendChild(element("b", "", String(row[1])));
     });
+    facts.appendChild(document.createTextNode("  ·  episode "));
+    facts.appendChild(link(current.id, 0));
   }
 
   function showChat() {
-    var turn = 0;
+    var count = 0;
     current.messages.forEach(function (message) {
       var box = element("div", "message " + (message[0] === "assistant" ? "assistant" : "other"));
       var title = { assistant: "policy", user: "environment", system: "system" }[message[0]] || message[0];
-      if (message[0] === "assistant") {
-        var facts = current.turns[turn++];
-        if (facts) title += ", turn " + turn + (facts[0] ? "" : ", invalid action") + (facts[1] ? ", reward " + format(facts[1], 2) : "");
+      var heading = element("b", "", title), facts = message[0] === "assistant" && current.turns[count++];
+      if (facts) {
+        box.dataset.turn = count;
+        heading.appendChild(document.createTextNode(", "));
+        heading.appendChild(link("turn " + count, count));
+        heading.appendChild(document.createTextNode((facts[0] ? "" : ", invalid action") + (facts[1] ? ", reward " + format(facts[1], 2) : "")));
       }
-      box.appendChild(element("b", "", title));
+      box.appendChild(heading);
       box.appendChild(document.createTextNode(message[1]));
       content.appendChild(box);
     });
@@ -136,6 +197,7 @@
     if (view === "advantage" && !trained) {
       content.appendChild(element("p", "note", "No advantages: this episode was not used for training. Choose another view or an rl source."));
     } else if (view === "chat") { showChat(); } else { showTokens(); }
+    if (turn && content.querySelector("[data-turn], [data-token]")) goTo(turn);
   }
 
   function explain(span) {
@@ -163,6 +225,7 @@
   }
 
   form.addEventListener("change", filter);
+  form.elements.text.addEventListener("input", filter);
   form.addEventListener("submit", function (event) { event.preventDefault(); });
   content.addEventListener("mouseover", point);
   content.addEventListener("click", point);
@@ -170,9 +233,10 @@
   content.addEventListener("keydown", function (event) {
     var move = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (event.key === "Escape") tip.hidden = true;
-    if (!move || view === "chat" || !content.querySelector("[data-token]")) return;
+    if (!move || !content.querySelector("[data-turn], [data-token]")) return;
     event.preventDefault();
-    mark(marked + move);
+    if (view === "chat" || event.shiftKey) goTo(turn + move);
+    else mark(marked + move);
   });
   content.addEventListener("blur", function () { tip.hidden = true; });
   list.addEventListener("keydown", function (event) {
@@ -187,6 +251,8 @@
   Array.prototype.forEach.call(root.querySelectorAll("[data-view]"), function (button) {
     button.addEventListener("click", function () { view = button.dataset.view; draw(); });
   });
+  window.addEventListener("hashchange", follow);
   root.hidden = false;
   filter();
+  follow();
 })();

@@ -1,0 +1,60 @@
+"""Settings of the exact worlds' methods; experiments of lane control override them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from stages.runtime.validation import Count, NonNegative, Positive, Section, Share
+
+PENALISED = ("tv", "kl", "chi2")
+CONSTRAINED = ("tv_constrained", "kl_constrained")
+
+
+class LinearPvi(Section):
+    """Pessimistic value iteration on episodes of a linear MDP (stages/control/exact/r2pvi.py)."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    robust: Literal["none", "tv", "kl", "chi2", "tv_constrained", "kl_constrained"] = "kl"
+    """Divergence of the worst case; none: PEVI."""
+    divergence_weight: Positive = 0.1
+    """Weight of the divergence, in units of reward; large: not robust."""
+    radius: Positive = 0.1
+    """Of the constrained divergences."""
+    beta: NonNegative = 1.0
+    """Weight of the pessimism."""
+    ridge: Positive = 0.1
+    """Of the regressions."""
+    penalty: Literal["quadrature", "sum", "full"] = "quadrature"
+    """quadrature: the reference code's; sum: an upper bound of it, one term per factor; full: PEVI's."""
+    kl_regression: Literal["raw", "shifted"] = "raw"
+    """raw: the reference code's, optimistic where a factor has little data; shifted: regresses exp(-V/weight) - 1."""
+    chi2_direction: Literal["max", "min"] = "max"
+    """max: the dual. min: a fault of one of the reference's two programs, to compare with."""
+    episodes: Count = 100
+    delta: Share = 0.3
+    strength: Share = 0.2
+    """delta and strength: of the simulated problem; an action leaps with probability delta +- strength."""
+
+    @model_validator(mode="after")
+    def _probabilities(self) -> LinearPvi:
+        if not self.strength <= self.delta <= 1 - self.strength:
+            raise ValueError(
+                f"delta {self.delta} +- strength {self.strength} must stay between 0 and 1; lower strength to at most "
+                f"{min(self.delta, 1 - self.delta):g}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _idle(self) -> LinearPvi:
+        needs = {
+            "divergence_weight": self.robust in PENALISED,
+            "radius": self.robust in CONSTRAINED,
+            "kl_regression": self.robust == "kl",
+            "chi2_direction": self.robust == "chi2",
+        }
+        for name, used in needs.items():
+            if name in self.model_fields_set and not used and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} has no effect with robust: {self.robust}; remove it")
+        return self

@@ -1,0 +1,42 @@
+"""The problems of lane control: what an experiment's `environment` runs, with which settings. Light to import."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stages.control.exact.settings import LinearPvi
+from stages.control.settings import OfflineQ
+from stages.runtime.validation import Section
+
+
+@dataclass(frozen=True)
+class Problem:
+    """module: run as `python -m MODULE --settings FILE --result FILE`. settings: its section, with a key `seed`. metrics: what
+    every run stores. random: what differs between seeds, in a sentence for readers."""
+
+    module: str
+    settings: type[Section]
+    metrics: tuple[str, ...]
+    random: str
+
+    @property
+    def file(self) -> str:
+        """The file that defines the settings."""
+        return self.settings.__module__.replace(".", "/") + ".py"
+
+
+PROBLEMS = {
+    "guessing": Problem(
+        "stages.control.offline_q",
+        OfflineQ,
+        ("offline.win_rate", "offline.value_rmse", "offline.overestimation"),
+        "each seed has its own dataset of games",
+    ),
+    "linear_mdp": Problem(
+        "stages.control.exact.r2pvi",
+        LinearPvi,
+        (*(f"control.return_{percent}" for percent in ("mean", 0, 30, 60, 90, 100)), "control.suboptimality_tv"),
+        "each seed has its own episodes of a random player; policies are evaluated exactly",
+    ),
+}
+"""By name."""

@@ -75,9 +75,14 @@ MAKERS: dict[str, Callable[[], Any]] = {
 
 
 def make(name: str) -> Any:
-    """A model with non-uniform attention, norms and biases, so that leaving one out changes the output."""
+    """A model with `randomised` weights."""
     torch.manual_seed(0)
-    model = MAKERS[name]().eval()
+    return randomised(MAKERS[name]())
+
+
+def randomised(model: Any) -> Any:
+    """`model` with non-uniform attention, norms and biases, so that leaving one out changes the output."""
+    model.eval()
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if parameter.dim() == 1:

@@ -16,7 +16,7 @@ OWN_ATTENTION = ("gpt_neo",)
 """Model types that bypass the attention interface and are patched in `stages.engine.decoder`."""
 PLAIN = ("llama",)
 """Model types whose config.json suffices here, which avoids importing transformers' configurations (seconds)."""
-SERVED = "Llama, Mistral, Mixtral, Qwen 2 and 3, Gemma 3 (text), Phi-3, Starcoder2, GPT-2 and GPT-Neo"
+SERVED = "Llama, Mistral, Mixtral, Qwen 2 and 3, SmolLM3, Gemma 3 (text), Phi-3, Starcoder2, GPT-2 and GPT-Neo"
 LAYER_TYPES = {"full_attention", "sliding_attention"}
 SCALED = {"logits_scaling": 1.0, "logit_scale": 1.0, "final_logit_softcapping": None}
 """Keys of transformations after the output layer, with the value that has no effect. Training and the engine compute

@@ -1,4 +1,4 @@
-"""The torch engine's forward pass: the layers of Llama-like models, specialised for decoding.
+"""The torch engine's forward pass: the layers of Llama-like models and Gemma 3, specialised for decoding.
 
 A small model spends most of its time between the matrix products. Unlike transformers' general modules, this pass computes
 queries, keys and values in one product, rotary embedding as one in-place complex product, stores keys and values together and
@@ -8,7 +8,7 @@ architectures run through the model itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +22,14 @@ from stages.engine.cache import ATTENTION, SlotCache, View, attend, reading
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Model types whose layers consist of RMS norm, rotary attention and a gated SiLU MLP, and nothing else."""
+LEAN = (*FAMILIES, "smollm3", "gemma3_text")
+"""Model types that `LeanForward` supports: also layers without rotary embedding (SmolLM3), or with one by type of layer, norms by
+1 + weight before and after each block, and a gated GELU MLP (Gemma 3)."""
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": partial(functional.silu, inplace=True),
+    "gelu_pytorch_tanh": partial(functional.gelu, approximate="tanh"),
+}
+"""Activations of the gated MLP, by their names in transformers; they may overwrite their input."""
 STATIC_ROTARY = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings whose angles depend only on the position."""
 
@@ -135,12 +143,15 @@ def patched_attention(model: Any, cache: SlotCache) -> Iterator[None]:
 def serves(model: Any) -> bool:
     """Whether `LeanForward` supports `model`: a known family, plain linear layers, rotary angles over entire heads."""
     config, decoder = model.config, model.base_model
-    if config.model_type not in FAMILIES or config.hidden_act != "silu":
+    if config.model_type not in LEAN or _activation(config) not in ACTIVATIONS:
+        return False
+    if getattr(config, "attn_logit_softcapping", None) is not None:
         return False
     rotary = getattr(decoder, "rotary_emb", None)
-    if rotary is None or getattr(rotary, "rope_type", "default") not in STATIC_ROTARY:
-        return False
-    if 2 * rotary.inv_freq.numel() != _head_dim(config):
+    if rotary is None or not all(
+        rope_type in STATIC_ROTARY and 2 * getattr(rotary, frequencies).numel() == _head_dim(config)
+        for rope_type, frequencies in _rotary_kinds(rotary).values()
+    ):
         return False
     linear = [
         *(getattr(layer.self_attn, f"{name}_proj") for layer in decoder.layers for name in "qkvo"),
@@ -158,6 +169,26 @@ def _head_dim(config: Any) -> int:
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
+def _activation(config: Any) -> str:
+    return getattr(config, "hidden_activation", None) or config.hidden_act
+
+
+def _rotary_kinds(rotary: Any) -> dict[str | None, tuple[str, str]]:
+    """By type of layer (None if the embedding is the same for all): the rotary embedding's type and the attribute that holds its
+    frequencies."""
+    kinds = getattr(rotary, "rope_type", "default")
+    if isinstance(kinds, dict):
+        return {layer: (rope_type, f"{layer}_inv_freq") for layer, rope_type in kinds.items()}
+    return {None: (kinds, "inv_freq")}
+
+
+def _rotary_index(attention: Any, kinds: list[str | None]) -> int | None:
+    """Which of `kinds` of rotary embedding a layer's attention uses; None: none."""
+    if not getattr(attention, "use_rope", True):
+        return None
+    return kinds.index(attention.layer_type) if None not in kinds else 0
+
+
 class LeanForward:
     """The specialised forward pass. It holds a joint copy of the query, key and value projections: the two halves of each head's
     queries and keys are interleaved for the complex rotary product, and attention's scale is folded into the queries."""
@@ -169,14 +200,23 @@ class LeanForward:
         self.rotated = self.heads + cache.kv_heads
         half = self.head_dim // 2
         self._order = torch.stack([torch.arange(half), torch.arange(half) + half], -1).flatten()
-        positions = torch.arange(cache.capacity, device=cache.data.device)
-        # Angles are float32 whatever the model's dtype.
-        reference = torch.zeros((), dtype=torch.float32, device=cache.data.device)
-        cos, sin = model.base_model.rotary_emb(reference, positions[None])
-        self._angles = torch.complex(cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous())
+        self._activation = ACTIVATIONS[_activation(config)]
+        layers, kinds = model.base_model.layers, list(_rotary_kinds(model.base_model.rotary_emb))
+        self._angles = [self._angles_of(kind) for kind in kinds]
+        self._rotary_of = [_rotary_index(layer.self_attn, kinds) for layer in layers]
+        self._norms = [_norms(layer) for layer in layers]
         self._projections: list[tuple[Tensor, Tensor | None]] = []
         self._head_norms: list[Tensor | None] = []
         self.refresh()
+
+    def _angles_of(self, kind: str | None) -> Tensor:
+        """Unit complex numbers [capacity, head_dim / 2] by position, for layers of type `kind`."""
+        positions = torch.arange(self.cache.capacity, device=self.cache.data.device)
+        # Angles are float32 whatever the model's dtype.
+        reference = torch.zeros((), dtype=torch.float32, device=self.cache.data.device)
+        cos, sin = self.model.base_model.rotary_emb(reference, positions[None], *([] if kind is None else [kind]))
+        half = self.head_dim // 2
+        return torch.complex(cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous())
 
     # ---- weights ------------------------------------------------------------------------------------------------------------
 
@@ -211,7 +251,7 @@ class LeanForward:
         """Weights [heads + kv_heads, head_dim] of the norms over each head's queries and keys, if the family has them."""
         if not hasattr(attention, "q_norm"):
             return None
-        q, k = self._interleave(attention.q_norm.weight), self._interleave(attention.k_norm.weight)
+        q, k = (self._interleave(_norm_weight(norm)) for norm in (attention.q_norm, attention.k_norm))
         return torch.cat([(q * attention.scaling).expand(self.heads, -1), k.expand(self.cache.kv_heads, -1)])
 
     # ---- the pass -----------------------------------------------------------------------------------------------------------
@@ -219,48 +259,54 @@ class LeanForward:
     def __call__(self, batch: Pass) -> Tensor:
         decoder = self.model.base_model
         self.cache.aim(batch.targets, batch.positions)
-        angles = self._angles[batch.positions, None]
+        turns = [angles[batch.positions, None] for angles in self._angles]
         hidden = decoder.embed_tokens(batch.ids)
         last = len(decoder.layers) - 1
         for index, layer in enumerate(decoder.layers):
+            after_attention, before_mlp, after_mlp = self._norms[index]
+            rotary = self._rotary_of[index]
+            angles = None if rotary is None else turns[rotary]
             normed = rms_norm(hidden, layer.input_layernorm)
             if index == last and batch.ends is not None:
                 mixed, hidden = self._attention_of_ends(index, layer.self_attn, normed, angles, batch), hidden[batch.ends]
             else:
                 mixed = self._attention(index, layer.self_attn, normed, angles, batch)
-            hidden = _add_linear(hidden, mixed, layer.self_attn.o_proj)
-            normed = rms_norm(hidden, layer.post_attention_layernorm)
-            gated = functional.silu(layer.mlp.gate_proj(normed), inplace=True).mul_(layer.mlp.up_proj(normed))
-            hidden = _add_linear(hidden, gated, layer.mlp.down_proj)
+            hidden = _add_linear(hidden, mixed, layer.self_attn.o_proj, after_attention)
+            normed = rms_norm(hidden, before_mlp)
+            gated = self._activation(layer.mlp.gate_proj(normed)).mul_(layer.mlp.up_proj(normed))
+            hidden = _add_linear(hidden, gated, layer.mlp.down_proj, after_mlp)
         return rms_norm(hidden, decoder.norm)
 
-    def _heads(self, index: int, attention: Any, normed: Tensor, angles: Tensor, which: slice) -> Tensor:
-        """Heads `which` (queries, then keys, then values) [n, heads, head_dim] for normed hidden states [n, D], rotated."""
+    def _heads(self, index: int, attention: Any, normed: Tensor, angles: Tensor | None, which: slice) -> Tensor:
+        """Heads `which` (queries, then keys, then values) [n, heads, head_dim] for normed hidden states [n, D], rotated
+        by `angles` [n, 1, head_dim / 2], if any."""
         weight, bias = self._projections[index]
         rows = slice(which.start * self.head_dim, which.stop * self.head_dim)
         joined = functional.linear(normed, weight[rows], None if bias is None else bias[rows]).unflatten(-1, (-1, self.head_dim))
         turning = joined[:, : self.rotated - which.start]
         weights = self._head_norms[index]
         if weights is not None:
-            epsilon = attention.q_norm.variance_epsilon
+            epsilon = _norm_epsilon(attention.q_norm)
             turning.copy_(functional.rms_norm(turning, (self.head_dim,), None, epsilon).mul_(weights[which.start : which.stop]))
-        _rotate(turning, angles)
+        if angles is not None:
+            _rotate(turning, angles)
         return joined
 
-    def _attention(self, index: int, attention: Any, normed: Tensor, angles: Tensor, batch: Pass) -> Tensor:
+    def _attention(self, index: int, attention: Any, normed: Tensor, angles: Tensor | None, batch: Pass) -> Tensor:
         """Attention's output [T, heads * head_dim] for normed hidden states [T, D]."""
         joined = self._heads(index, attention, normed, angles, slice(0, self.rotated + self.cache.kv_heads))
         self.cache.store(joined[:, self.heads :], index)
         read = [self._read(index, joined[part.start : part.stop, : self.heads], part) for part in batch.parts]
         return _pad_rows(read, len(joined))
 
-    def _attention_of_ends(self, index: int, attention: Any, normed: Tensor, angles: Tensor, batch: Pass) -> Tensor:
+    def _attention_of_ends(self, index: int, attention: Any, normed: Tensor, angles: Tensor | None, batch: Pass) -> Tensor:
         """Attention's output [n, heads * head_dim] for the output tokens alone: one per row of each part, in the rows' order."""
         ends = batch.ends
         assert ends is not None
         joined = self._heads(index, attention, normed, angles, slice(self.heads, self.rotated + self.cache.kv_heads))
         self.cache.store(joined, index)
-        queries = self._heads(index, attention, normed[ends], angles[ends], slice(0, self.heads))
+        turned = None if angles is None else angles[ends]
+        queries = self._heads(index, attention, normed[ends], turned, slice(0, self.heads))
         read, start = [], 0
         for part in batch.parts:
             assert part.place is not None
@@ -295,12 +341,32 @@ def _pad_rows(parts: list[Tensor], count: int) -> Tensor:
 
 
 def rms_norm(hidden: Tensor, module: Any) -> Tensor:
-    """The RMS norm `module` of a model of FAMILIES applied to hidden states [..., D]."""
-    return functional.rms_norm(hidden, (hidden.shape[-1],), module.weight, module.variance_epsilon)
+    """The RMS norm `module` of a model of LEAN applied to hidden states [..., D]."""
+    if hasattr(module, "variance_epsilon"):
+        return functional.rms_norm(hidden, (hidden.shape[-1],), module.weight, module.variance_epsilon)
+    return functional.rms_norm(hidden.float(), (hidden.shape[-1],), _norm_weight(module), module.eps).type_as(hidden)
 
 
-def _add_linear(residual: Tensor, states: Tensor, module: nn.Linear) -> Tensor:
-    """residual + module(states)."""
+def _norm_weight(module: Any) -> Tensor:
+    """What an RMS norm multiplies by: its weight, or 1 + weight in float32 in Gemma 3 (whose norms name their epsilon `eps`)."""
+    return module.weight if hasattr(module, "variance_epsilon") else 1.0 + module.weight.float()
+
+
+def _norm_epsilon(module: Any) -> float:
+    return module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps
+
+
+def _norms(layer: Any) -> tuple[Any, Any, Any]:
+    """A layer's norms after attention (or None), before the MLP, and after the MLP (or None)."""
+    if hasattr(layer, "pre_feedforward_layernorm"):
+        return layer.post_attention_layernorm, layer.pre_feedforward_layernorm, layer.post_feedforward_layernorm
+    return None, layer.post_attention_layernorm, None
+
+
+def _add_linear(residual: Tensor, states: Tensor, module: nn.Linear, norm: Any = None) -> Tensor:
+    """residual + norm(module(states))."""
+    if norm is not None:
+        return residual + rms_norm(module(states), norm)
     product = torch.addmm(residual, states, module.weight.t())
     return product if module.bias is None else product.add_(module.bias)
 

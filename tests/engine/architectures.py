@@ -59,6 +59,9 @@ MAKERS: dict[str, Callable[[], Any]] = {
     ),
     "qwen2": lambda: hf.Qwen2ForCausalLM(hf.Qwen2Config(**SHAPE, **LOCAL, use_sliding_window=True)),
     "qwen3": lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**SHAPE, **LOCAL, head_dim=16, use_sliding_window=True)),
+    "smollm3": lambda: hf.SmolLM3ForCausalLM(
+        hf.SmolLM3Config(**SHAPE, no_rope_layers=[1, 0, 0], use_sliding_window=True, sliding_window=WINDOW)
+    ),
     "gpt_oss": lambda: hf.GptOssForCausalLM(
         hf.GptOssConfig(
             **SHAPE, **LOCAL, **EXPERTS, head_dim=16, rope_parameters={"rope_type": "default", "rope_theta": 10000.0}

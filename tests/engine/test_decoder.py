@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -15,6 +17,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 from stages.agent.logprobs import token_logprobs
@@ -34,6 +38,20 @@ SHAPE = {
     "max_position_embeddings": 128,
 }
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 10000.0}
+THETAS = {
+    "full_attention": {"rope_type": "default", "rope_theta": 1_000_000.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+}
+GEMMA3 = {
+    **SHAPE,
+    "pad_token_id": 0,
+    "head_dim": 16,
+    "query_pre_attn_scalar": 48,
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "rope_parameters": THETAS,
+}
+"""Its window is shorter than the sessions of `play`; its layers differ in rotary base."""
 FAMILIES = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)),
     "llama with biases": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, attention_bias=True, mlp_bias=True)),
@@ -43,6 +61,17 @@ FAMILIES = {
     "mistral": lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=None)),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE)),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=16)),
+    "smollm3": lambda: SmolLM3ForCausalLM(SmolLM3Config(**SHAPE, pad_token_id=0, no_rope_layers=[1, 0, 1])),
+    "smollm3 with windows": lambda: SmolLM3ForCausalLM(
+        SmolLM3Config(**SHAPE, pad_token_id=0, no_rope_layers=[1, 0, 0], use_sliding_window=True, sliding_window=24)
+    ),
+    "gemma3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**GEMMA3)),
+    "gemma3 with scaled positions": lambda: Gemma3ForCausalLM(
+        Gemma3TextConfig(
+            **GEMMA3
+            | {"rope_parameters": {**THETAS, "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}}}
+        )
+    ),
 }
 
 
@@ -92,9 +121,10 @@ def test_sampled_logprobs_equal_the_models_for_every_family(family):
         torch.testing.assert_close(torch.tensor(logprobs), expected, atol=1e-5, rtol=0)
 
 
-def test_lean_and_stock_forward_give_same_tokens(monkeypatch):
+@pytest.mark.parametrize("family", ["qwen2", "smollm3 with windows", "gemma3"])
+def test_lean_and_stock_forward_give_same_tokens(family, monkeypatch):
     """Contract: unsupported architectures run through the model itself, with the same tokens."""
-    model = randomised("qwen2")
+    model = randomised(family)
     lean = play(TorchEngine(model, [], slots=4, max_length=96))
     monkeypatch.setattr("stages.engine.decoder.serves", lambda model: False)
     stock = play(TorchEngine(model, [], slots=4, max_length=96))
@@ -115,16 +145,28 @@ def test_unsupported_models_use_stock_forward():
     dynamic = LlamaConfig(**SHAPE, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0})
     assert not serves(LlamaForCausalLM(dynamic))
     assert not serves(GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=11)))
+    assert not serves(Gemma3ForCausalLM(Gemma3TextConfig(**GEMMA3, attn_logit_softcapping=20.0)))
+    scaled = {**THETAS, "full_attention": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}}
+    assert not serves(Gemma3ForCausalLM(Gemma3TextConfig(**GEMMA3 | {"rope_parameters": scaled})))
 
 
-def test_changed_weights_apply_after_sessions_close():
-    model = randomised("qwen3")
+@pytest.mark.parametrize("family", ["qwen3", "gemma3"])
+def test_changed_weights_apply_after_sessions_close(family):
+    model = randomised(family)
     engine = TorchEngine(model, [], slots=4, max_length=96)
     play(engine)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.1)
     assert play(engine) == play(TorchEngine(model, [], slots=4, max_length=96))
+
+
+@pytest.mark.parametrize("family", ["smollm3 with windows", "gemma3"])
+def test_families_run_in_bfloat16(family):
+    """Contract: in bfloat16, too, the engine's self-check at creation finds the model's own hidden states."""
+    model = randomised(family).bfloat16()
+    assert serves(model)
+    assert all(logprobs for _, logprobs in play(TorchEngine(model, [], slots=4, max_length=96)))
 
 
 def test_recorded_passes_replay_with_new_tokens():

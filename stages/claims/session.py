@@ -95,6 +95,8 @@ class Session:
     def run(self) -> int:
         """Do all that is missing and judge the claims; the number of failed runs."""
         self.load()
+        for one in (*self.results.outcomes.values(), *self.results.trials.values()):
+            self.runner.release(f"run-{one['key']}")  # of a session that was killed after it stored the run
         self._steps()
         for claim in self.save()["claims"]:
             numbers = (claim["difference"], claim["low"], claim["high"])

@@ -115,6 +115,13 @@ def test_decided_comparison_gets_no_further_seeds(tmp_path: Path, capsys: pytest
     assert run(tmp_path, experiment(tmp_path))[0].played == []
 
 
+def test_workspaces_of_stored_runs_are_removed(tmp_path: Path) -> None:
+    """Contract: a session that is killed between storing a run and removing its workspace leaves nothing for good."""
+    run(tmp_path, experiment(tmp_path))
+    again, _ = run(tmp_path, experiment(tmp_path))
+    assert (again.played, again.released) == ([], 8)
+
+
 def test_only_arms_of_open_comparisons_get_further_seeds(tmp_path: Path) -> None:
     """Contract: grpo and pacs are compared up to the last look, rloo's claim is decided at the first; an arm that no claim names
     is measured only at the first look."""

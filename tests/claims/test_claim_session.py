@@ -425,7 +425,7 @@ def test_a_run_of_each_arm_of_older_code_is_repeated(tmp_path: Path) -> None:
     assert after.pop("confirmed") == {"code": "e" * 16, "runs": ["grpo/0", "rloo/0"]}
     assert after == before
     page = conditions(one, saved(tmp_path), "e" * 16)
-    assert "8 of 8 runs are of older code; one run of each arm, repeated" in page
+    assert "8 of 8 runs are of older code; one run of each of their arms, repeated" in page
     assert "which may or may not bear on them" in conditions(one, saved(tmp_path), "d" * 16)
 
 

@@ -49,9 +49,9 @@ def _older_code(saved: Mapping[str, Any], code: str) -> str:
 
 def _repeated(saved: Mapping[str, Any], runs: Sequence[str]) -> str:
     """What repeating runs of older code showed."""
-    arms = {name.rpartition("/")[0] for name in saved["runs"]}
+    arms = {name.rpartition("/")[0] for name, one in saved["runs"].items() if one["code"] != saved["confirmed"]["code"]}
     repeated = {name.rpartition("/")[0] for name in runs}
-    which = "of each arm" if arms == repeated else f"each of {', '.join(sorted(repeated))}"
+    which = "of each of their arms" if arms <= repeated else f"each of {', '.join(sorted(repeated))}"
     return f"one run {which}, repeated with the code of this checkout, gave the same results exactly."
 
 

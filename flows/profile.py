@@ -87,10 +87,10 @@ def main() -> int:
     names = parser.parse_args().profiles
     folder, result = ROOT / COPIES / "+".join(names), ROOT / RESULTS / f"{'+'.join(names)}.json"
     try:
-        files = overlays(ROOT, names)
         if _git(ROOT, "status", "--porcelain", "--untracked-files=no"):
             print("profile: the last commit is run, without the uncommitted changes", file=sys.stderr)
         clone(ROOT, folder)
+        files = overlays(folder, names)
         make_models(folder, files)
         apply(folder, files)
         run(["-m", "flows.pipeline"], folder)

@@ -86,6 +86,7 @@ def write_gguf(file: Path, target: Path) -> None:
     Raises FileExistsError if `target` exists, PolicyError for a file that transformers can't read.
     """
     import torch
+    import transformers
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
@@ -93,16 +94,20 @@ def write_gguf(file: Path, target: Path) -> None:
         raise FileExistsError(f"{target} already exists; remove it, or choose another folder")
     logging.disable_progress_bar()
     where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name, "local_files_only": True}
+    # Newer transformers keep the weights packed where a kernel for them is installed, older ones always dequantise.
+    config = getattr(transformers, "GgufConfig", None)
+    dequantised = {"quantization_config": config(dequantize=True)} if config is not None else {}
     try:
         tokenizer = AutoTokenizer.from_pretrained(**where)
-        model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32, **dequantised)
     except (ImportError, OSError, ValueError, KeyError, NotImplementedError) as error:
         raise PolicyError(f"{file} can't be read as GGUF: {error}") from error
     if not tokenizer.chat_template:
         tokenizer.chat_template, tokenizer.eos_token = chat_template(tokenizer)
-    # The weights are no longer quantised, whatever the file was; transformers refuses to save them otherwise.
+    # The weights are no longer quantised, whatever the file was; older transformers refuse to save them otherwise.
     model.hf_quantizer = None
-    del model.config.quantization_config
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
     for config in (model.config, model.generation_config):
         config.eos_token_id = tokenizer.eos_token_id
     write_folder(target, tokenizer, lambda partial: model.save_pretrained(partial))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stages.control.exact.settings import LinearPvi
+from stages.control.off_policy.settings import OffPolicy
 from stages.control.settings import OfflineQ
 from stages.runtime.validation import Section
 
@@ -37,6 +38,12 @@ PROBLEMS = {
         LinearPvi,
         (*(f"control.return_{percent}" for percent in ("mean", 0, 30, 60, 90, 100)), "control.suboptimality_tv"),
         "each seed has its own episodes of a random player; policies are evaluated exactly",
+    ),
+    "gymnasium": Problem(
+        "stages.control.off_policy.training",
+        OffPolicy,
+        ("control.return_end", "control.return_mean", "control.overestimation"),
+        "each seed has its own networks, draws and episodes",
     ),
 }
 """By name."""

@@ -1,0 +1,1 @@
+"""Off-policy actor-critic learning on Gymnasium's tasks with continuous actions."""

@@ -1,0 +1,64 @@
+"""The policy and the ensemble of critics."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import relu, softplus
+
+LOG_STD = (-20.0, 2.0)
+"""Range of the logarithm of the policy's standard deviation before tanh."""
+
+
+class Ensemble(nn.Module):
+    """N networks of one shape, each with its own weights, evaluated as batched products."""
+
+    def __init__(self, count: int, inputs: int, width: int, layers: int, outputs: int) -> None:
+        super().__init__()
+        sizes = [inputs, *[width] * layers, outputs]
+        shapes = list(pairwise(sizes))
+        self.weights = nn.ParameterList(_uniform(count, here, there, here**-0.5) for here, there in shapes)
+        self.biases = nn.ParameterList(_uniform(count, 1, there, here**-0.5) for here, there in shapes)
+
+    def forward(self, inputs: Tensor, frozen: bool = False) -> Tensor:
+        """[N, B, outputs] of inputs [B, inputs]. frozen: gradients reach the inputs only."""
+        values = inputs.expand(len(self.weights[0]), *inputs.shape)
+        for place, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            if frozen:
+                weight, bias = weight.detach(), bias.detach()
+            values = torch.baddbmm(bias, relu(values) if place else values, weight)
+        return values
+
+
+def _uniform(count: int, rows: int, columns: int, most: float) -> Tensor:
+    return torch.empty(count, rows, columns).uniform_(-most, most)
+
+
+class Policy(nn.Module):
+    """A Gaussian through tanh: actions between -1 and 1."""
+
+    def __init__(self, observations: int, actions: int, width: int, layers: int) -> None:
+        super().__init__()
+        self.network = Ensemble(1, observations, width, layers, 2 * actions)
+
+    def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation [B, A] before tanh."""
+        mean, log_std = self.network(observation)[0].chunk(2, -1)
+        return mean, log_std.clamp(*LOG_STD).exp()
+
+    def sample(self, observation: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Actions [B, A] and their log-densities [B]; gradients pass through the draw."""
+        mean, std = self(observation)
+        noise = torch.randn(mean.shape, generator=generator)
+        before = mean + std * noise
+        gaussian = -0.5 * noise**2 - std.log() - 0.5 * math.log(2 * math.pi)
+        slope = 2.0 * (math.log(2.0) - before - softplus(-2.0 * before))
+        return torch.tanh(before), (gaussian - slope).sum(-1)
+
+    @torch.no_grad()
+    def greedy(self, observation: Tensor) -> Tensor:
+        """The middle actions [B, A]."""
+        return torch.tanh(self(observation)[0])

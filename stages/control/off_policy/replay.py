@@ -1,0 +1,42 @@
+"""The replay buffer: flat arrays, the oldest transitions overwritten first."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import torch
+from torch import Tensor
+
+from stages.control.off_policy.agent import Transitions
+
+
+class Replay:
+    """At most `capacity` transitions."""
+
+    def __init__(self, capacity: int, observations: int, actions: int) -> None:
+        shapes = ((observations,), (actions,), (), (observations,), ())
+        self.kept = Transitions(*(torch.zeros(capacity, *shape) for shape in shapes))
+        self.capacity, self.added = capacity, 0
+
+    def __len__(self) -> int:
+        return min(self.added, self.capacity)
+
+    def add(self, more: Transitions) -> None:
+        rows = torch.arange(self.added, self.added + len(more.reward)) % self.capacity
+        for field in fields(more):
+            getattr(self.kept, field.name)[rows] = getattr(more, field.name)
+        self.added += len(more.reward)
+
+    def draw(self, count: int, generator: torch.Generator) -> Transitions:
+        """`count` transitions, with replacement."""
+        return self.kept.at(torch.randint(len(self), (count,), generator=generator))
+
+    def state(self) -> dict[str, Tensor | int]:
+        """What `restore` takes."""
+        filled = {field.name: getattr(self.kept, field.name)[: len(self)].clone() for field in fields(self.kept)}
+        return {**filled, "added": self.added}
+
+    def restore(self, state: dict[str, Tensor | int]) -> None:
+        self.added = int(state["added"])
+        for field in fields(self.kept):
+            getattr(self.kept, field.name)[: len(self)] = state[field.name]

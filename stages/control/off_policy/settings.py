@@ -1,0 +1,97 @@
+"""Settings of off-policy actor-critic learning; experiments of lane control override them. Light to import."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from stages.runtime.validation import Count, Positive, Section
+
+
+class GaussianCritic(Section):
+    """A critic of the mean and the spread of the return (stages/control/off_policy/dsac_t.py). With `expected_target` and
+    `adjusted` false and `critics: 1` it is the first DSAC."""
+
+    expected_target: bool = True
+    """Regress the mean on the expected next value; false: on a value sampled from the next return's distribution."""
+    adjusted: bool = True
+    """Clip the sampled target and scale the gradients by the critic's spread; false: clip at `bound`, do not scale."""
+    clip: Positive = 3.0
+    """With adjusted: most standard deviations between a sampled target and the mean."""
+    bound: Positive = 20.0
+    """Without adjusted: most distance between a sampled target and the mean, in units of reward."""
+    huber: Positive | None = 50.0
+    """With adjusted: errors count linearly beyond this; null: never."""
+    half: bool = True
+    """With adjusted: the spread's squared error has the factor 1/2 of the reference code, so that the spread settles at 0.71 of
+    the standard deviation; false: at the standard deviation."""
+    spread_rate: Annotated[float, Field(gt=0.0, le=1.0)] = 0.005
+    """With adjusted: share of the batch's mean spread in its running mean."""
+
+
+class OffPolicy(Section):
+    """Soft actor-critic (SAC) on one task; critics as an ensemble, of which the most pessimistic one counts."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    task: str = "Pendulum-v1"
+    """A name registered with Gymnasium, with bounded continuous actions."""
+    environments: Count = 1
+    """Copies of the task that are played side by side."""
+    steps: Count = 20_000
+    """Of all environments together."""
+    warm_up: Count = 1000
+    """First steps, with random actions and without updates."""
+    updates_per_step: Count = 1
+    reward_scale: Positive = 1.0
+    """Factor of the rewards learnt from; returns are reported without it."""
+    gamma: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.99
+    batch: Count = 256
+    replay: Count = 1_000_000
+    """Transitions kept."""
+    width: Count = 64
+    layers: Count = 2
+    """Hidden layers of the policy and of each critic."""
+    learning_rate: Positive = 1e-3
+    critic: Literal["scalar", "gaussian"] = "scalar"
+    """scalar: SAC; gaussian: DSAC-T, with the settings of `gaussian`."""
+    critics: Count = 2
+    gaussian: GaussianCritic = GaussianCritic()
+    alpha: Positive = 1.0
+    """Weight of the entropy; with tune_alpha, at the start."""
+    tune_alpha: bool = True
+    """Learn alpha such that the policy's entropy is minus the number of action dimensions."""
+    delay: Count = 1
+    """Critic updates per update of the policy, alpha and the target networks."""
+    target_policy: bool = False
+    """Draw next actions from a slow copy of the policy."""
+    target_rate: Annotated[float, Field(gt=0.0, le=1.0)] = 0.005
+    """Share of the networks in their slow copies per update."""
+    evaluate_every: Count = 2000
+    """Steps between evaluations. Each begins new episodes, so that a run can go on from there exactly."""
+    evaluate_episodes: Count = 10
+    checkpoint: str | None = None
+    """File that the run is saved to after each evaluation, and from which it goes on; removed at the end. Results do not depend
+    on it."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> OffPolicy:
+        if self.steps % self.evaluate_every:
+            raise ValueError(f"steps {self.steps} must be a multiple of evaluate_every {self.evaluate_every}")
+        if self.evaluate_every % self.environments:
+            raise ValueError(f"evaluate_every {self.evaluate_every} must be a multiple of environments {self.environments}")
+        if self.warm_up >= self.steps:
+            raise ValueError(f"warm_up {self.warm_up} leaves no updates in {self.steps} steps; lower it, or raise steps")
+        if self.critic != "gaussian" and self.gaussian.model_fields_set:
+            raise ValueError(f"gaussian has no effect with critic: {self.critic}; remove it, or set critic: gaussian")
+        return self
+
+    @model_validator(mode="after")
+    def _idle(self) -> OffPolicy:
+        used = {"clip": True, "huber": True, "half": True, "spread_rate": True, "bound": False}
+        for name, with_adjusted in used.items():
+            if name in self.gaussian.model_fields_set and with_adjusted != self.gaussian.adjusted:
+                raise ValueError(
+                    f"gaussian.{name} has no effect with gaussian.adjusted: {str(self.gaussian.adjusted).lower()}; remove it"
+                )
+        return self

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from stages.control.exact.settings import LinearPvi
 from stages.control.off_policy.settings import OffPolicy
+from stages.control.reach.settings import Reach
 from stages.control.settings import OfflineQ
 from stages.runtime.validation import Section
 
@@ -44,6 +45,12 @@ PROBLEMS = {
         OffPolicy,
         ("control.return_end", "control.return_mean", "control.overestimation"),
         "each seed has its own networks, draws and episodes",
+    ),
+    "reach": Problem(
+        "stages.control.reach.ravl",
+        Reach,
+        ("control.return", "control.suboptimality", "control.overestimation", "control.leaves"),
+        "each seed has its own first values and rollouts; policies are evaluated exactly",
     ),
 }
 """By name."""

@@ -1,0 +1,163 @@
+"""RAVL: value pessimism against the edge of reach, in a chain of states with a perfect model.
+
+`python -m stages.control.reach.ravl --settings FILE --result FILE` learns once and evaluates the greedy policy exactly: a run of
+lane control with `environment: reach`.
+
+After Sims et al., arXiv 2402.12527: rollouts of k steps from a dataset's states contain states that occur only as the last
+successor. Targets use their values, but no update ever corrects these. Here they keep the values that learning began with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stages.control.one_run import one_run
+from stages.control.reach.settings import Reach
+from stages.records.card import Card
+from stages.runtime.command import command
+from stages.seeding import key64
+
+CARD = Card(
+    slug="ravl",
+    title="RAVL",
+    paper="Sims et al., arXiv 2402.12527",
+    equation="y = r + gamma max_a min_i Q_i'(s', a), on rollouts of a model that are not terminal at their end",
+    assumptions="members of the ensemble differ where there are no data",
+    reduces_to="critics 1, or rollouts long enough to have no edge: Q-learning on the model",
+    tested_by="tests/control/reach/test_ravl.py",
+    switch="critics: 10 of environment reach, lane control",
+)
+Array = NDArray[np.float64]
+PRECISION = 1e-9
+"""Values are iterated until what is left to change is this share of it."""
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """R rollouts of k steps: all arrays [R, k]."""
+
+    state: NDArray[np.int64]
+    action: NDArray[np.int64]
+    """0: left, 1: right."""
+    following: NDArray[np.int64]
+
+    def trained(self, states: int) -> NDArray[np.bool_]:
+        """[S, 2]: the pairs of state and action that are updated."""
+        found = np.zeros((states, 2), dtype=bool)
+        found[self.state, self.action] = True
+        return found
+
+    def edge(self, states: int) -> NDArray[np.bool_]:
+        """[S]: states whose values targets use and no update corrects."""
+        found = np.zeros(states, dtype=bool)
+        found[self.following] = True
+        return found & ~self.trained(states).any(1)
+
+
+def moves(states: int) -> NDArray[np.int64]:
+    """[S, 2]: where an action leads; the ends of the chain hold."""
+    return (np.arange(states)[:, None] + np.array([-1, 1])).clip(0, states - 1)
+
+
+def rewards(settings: Reach) -> Array:
+    """[S, 2]."""
+    return -settings.penalty * np.abs(moves(settings.states) - settings.goal)
+
+
+def roll_out(settings: Reach) -> Rollouts:
+    """Rollouts of the model from the dataset's states, with random actions."""
+    rng = np.random.default_rng(key64(settings.seed, "reach", "rollouts"))
+    table, shape = moves(settings.states), (settings.rollouts, settings.length)
+    action = rng.integers(2, size=shape)
+    visited = np.empty((settings.rollouts, settings.length + 1), dtype=np.int64)
+    visited[:, 0] = rng.integers(settings.covered, size=settings.rollouts)
+    for step in range(settings.length):
+        visited[:, step + 1] = table[visited[:, step], action[:, step]]
+    return Rollouts(visited[:, :-1], action, visited[:, 1:])
+
+
+def first_values(settings: Reach) -> Array:
+    """[N, S, 2]: what the members of the ensemble begin with."""
+    rng = np.random.default_rng(key64(settings.seed, "reach", "values"))
+    return rng.normal(0.0, settings.spread, (settings.critics, settings.states, 2))
+
+
+def combined(values: Array, aggregate: str) -> Array:
+    """The ensemble's values [...] from its members' [N, ...]."""
+    return values.min(0) if aggregate == "min" else values.mean(0)
+
+
+def iterations(gamma: float) -> int:
+    """Sweeps after which value iteration has converged to PRECISION."""
+    return int(np.ceil(np.log(PRECISION) / np.log(gamma)))
+
+
+def learn(settings: Reach, rollouts: Rollouts, values: Array) -> Array:
+    """The ensemble's action values [S, 2] after learning on `rollouts`, from members' first `values` [N, S, 2].
+
+    All members are trained on the same targets, and a table fits them exactly: sweeps replace the trained entries."""
+    table, reward = moves(settings.states), rewards(settings)
+    trained, edge = rollouts.trained(settings.states), rollouts.edge(settings.states)
+    values, best = values.copy(), optimal_values(settings)
+    for _ in range(iterations(settings.gamma)):
+        ahead = combined(values, settings.aggregate).max(1)
+        if settings.true_edge_values:
+            ahead = np.where(edge, best, ahead)
+        values[:, trained] = (reward + settings.gamma * ahead[table])[trained]
+    return combined(values, settings.aggregate)
+
+
+def optimal_values(settings: Reach) -> Array:
+    """True values [S] of the best policy."""
+    table, reward, values = moves(settings.states), rewards(settings), np.zeros(settings.states)
+    for _ in range(iterations(settings.gamma)):
+        values = (reward + settings.gamma * values[table]).max(1)
+    return values
+
+
+def policy_values(settings: Reach, policy: NDArray[np.int64]) -> Array:
+    """True values [S] of the actions [S]."""
+    every = np.arange(settings.states)
+    kernel = np.zeros((settings.states, settings.states))
+    kernel[every, moves(settings.states)[every, policy]] = 1.0
+    return np.linalg.solve(np.eye(settings.states) - settings.gamma * kernel, rewards(settings)[every, policy])
+
+
+def leaves(settings: Reach, policy: NDArray[np.int64], rollouts: Rollouts) -> bool:
+    """Whether the policy ever leaves the trained states when it begins at one of the dataset's."""
+    trained = rollouts.trained(settings.states).any(1)
+    state = np.arange(settings.covered)
+    for _ in range(settings.states):
+        state = moves(settings.states)[state, policy[state]]
+        if not trained[state].all():
+            return True
+    return False
+
+
+def run(settings: Reach) -> dict[str, float]:
+    """Learn once. return: of the greedy policy from the dataset's states, exact; suboptimality: what the best policy gets more;
+    overestimation: learnt value minus that return; leaves: 1 if the policy leaves the trained states; edge_targets: share of
+    transitions whose target uses the value of a state that is never trained."""
+    rollouts = roll_out(settings)
+    learnt = learn(settings, rollouts, first_values(settings))
+    policy, start = learnt.argmax(1), slice(0, settings.covered)
+    achieved = policy_values(settings, policy)[start].mean()
+    return {
+        "return": float(achieved),
+        "suboptimality": float(optimal_values(settings)[start].mean() - achieved),
+        "overestimation": float(learnt.max(1)[start].mean() - achieved),
+        "leaves": float(leaves(settings, policy, rollouts)),
+        "edge_targets": float(rollouts.edge(settings.states)[rollouts.following].mean()),
+    }
+
+
+@command
+def main() -> int:
+    return one_run("control", __doc__, Reach, run)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -8,6 +8,7 @@ from stages.control.exact.settings import LinearPvi
 from stages.control.off_policy.settings import OffPolicy
 from stages.control.reach.settings import Reach
 from stages.control.settings import OfflineQ
+from stages.control.soft_q.settings import JointActions
 from stages.runtime.validation import Section
 
 
@@ -51,6 +52,12 @@ PROBLEMS = {
         Reach,
         ("control.return", "control.suboptimality", "control.overestimation", "control.leaves"),
         "each seed has its own first values and rollouts; policies are evaluated exactly",
+    ),
+    "joint_actions": Problem(
+        "stages.control.soft_q.joint_actions",
+        JointActions,
+        ("control.greedy_reward", "control.soft_reward", "control.value_error"),
+        "each seed has its own dataset, networks and batches",
     ),
 }
 """By name."""

@@ -81,6 +81,7 @@ def all_cards() -> dict[str, list[Card]]:
     from stages.control.exact import r2pvi, shapley
     from stages.control.off_policy import dsac_t
     from stages.control.reach import ravl
+    from stages.control.soft_q import arsq
     from stages.designs import tree
     from stages.merging.registry import cards as merge_cards
     from stages.values import heads, q_model
@@ -90,7 +91,7 @@ def all_cards() -> dict[str, list[Card]]:
         method = composition(name)
         families[family(method)].append(method.card)
     families["Values and search"] = [heads.CARD, q_model.CARD, tree.CARD]
-    families["Control"] = [dsac_t.CARD, r2pvi.CARD, ravl.CARD, shapley.CARD]
+    families["Control"] = [arsq.CARD, dsac_t.CARD, r2pvi.CARD, ravl.CARD, shapley.CARD]
     families["Merging"] = merge_cards()
     return families
 

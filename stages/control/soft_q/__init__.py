@@ -1,0 +1,1 @@
+"""Soft Q-functions over discretised actions, one dimension after the other."""

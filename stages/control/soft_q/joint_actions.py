@@ -1,0 +1,91 @@
+"""One decision with a two-dimensional action, learnt offline: the best action's parts do badly with most others.
+
+`python -m stages.control.soft_q.joint_actions --settings FILE --result FILE` learns once: a run of lane control with
+`environment: joint_actions`. The reward depends on the signs of both parts (REWARDS), and the data seldom has the best pair
+(SHARES). The best sum of one value per part, fitted to these data, is at another pair.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from stages.control.one_run import one_run
+from stages.control.soft_q.arsq import SoftQ, demo_term, encode
+from stages.control.soft_q.settings import JointActions
+from stages.runtime.command import command
+from stages.seeding import key64, seed_torch
+
+REWARDS = torch.tensor([[1.0, -1.0], [0.0, 0.2]])
+"""By the first part's sign (negative, positive) and the second's."""
+SHARES = torch.tensor([[0.1, 0.4], [0.25, 0.25]])
+"""Of the data."""
+DRAWS = 1000
+"""Actions of the soft policy in its evaluation."""
+
+
+def reward_of(action: Tensor) -> Tensor:
+    """Expected rewards [B] of actions [B, 2]."""
+    sign = (action > 0).long()
+    return REWARDS[sign[:, 0], sign[:, 1]]
+
+
+def dataset(settings: JointActions) -> tuple[Tensor, Tensor]:
+    """Actions [N, 2] and noisy rewards [N]."""
+    generator = _generator(settings, "data")
+    pair = torch.multinomial(SHARES.flatten(), settings.data, replacement=True, generator=generator)
+    sign = torch.stack([pair // 2, pair % 2], 1) * 2.0 - 1.0
+    action = sign * (0.1 + 0.8 * torch.rand(settings.data, 2, generator=generator))
+    noise = settings.noise * torch.randn(settings.data, generator=generator)
+    return action, reward_of(action) + noise
+
+
+def learn(settings: JointActions) -> SoftQ:
+    """Train both networks on batches of the dataset. There is one state, and rewards end the episode."""
+    seed_torch(settings.seed, "joint_actions")
+    model = SoftQ(1, 2, settings)
+    action, reward = dataset(settings)
+    codes, generator = encode(action, settings.levels, settings.bins), _generator(settings, "batches")
+    optimiser = torch.optim.Adam(model.parameters(), lr=settings.learning_rate, fused=True)
+    state = torch.ones(settings.batch, 1)
+    for _ in range(settings.updates):
+        rows = torch.randint(settings.data, (settings.batch,), generator=generator)
+        values, advantages = model(state, codes[rows])
+        loss = (values - reward[rows]) ** 2
+        loss = loss + settings.demo.weight * demo_term(advantages, codes[rows], settings.demo)
+        optimiser.zero_grad(set_to_none=True)
+        loss.mean(1).sum().backward()
+        optimiser.step()
+    return model
+
+
+def run(settings: JointActions) -> dict[str, float]:
+    """Learn once. greedy_reward: expected reward of the greedy action; soft_reward: of the soft policy's; value_error: root mean
+    squared error of Q over the data's actions; value: V."""
+    model = learn(settings)
+    action, _ = dataset(settings)
+    state = torch.ones(len(action), 1)
+    with torch.no_grad():
+        values, _ = model(state, encode(action, settings.levels, settings.bins))
+        error = (values.mean(0) - reward_of(action)).square().mean().sqrt()
+        value = model.state_value(state[:1]).mean()
+    drawn = model.act(torch.ones(DRAWS, 1), _generator(settings, "actions"))
+    return {
+        "greedy_reward": float(reward_of(model.act(state[:1]))[0]),
+        "soft_reward": float(reward_of(drawn).mean()),
+        "value_error": float(error),
+        "value": float(value),
+    }
+
+
+def _generator(settings: JointActions, name: str) -> torch.Generator:
+    return torch.Generator().manual_seed(key64(settings.seed, "joint_actions", name) % 2**63)
+
+
+@command
+def main() -> int:
+    return one_run("control", __doc__, JointActions, run, torch.set_num_threads)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,182 @@
+"""ARSQ: codes and soft advantages by hand, what conditioning is worth, refusals by name."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from pydantic import ValidationError
+from torch import Tensor
+
+from stages.control.soft_q import joint_actions
+from stages.control.soft_q.arsq import SoftQ, decode, demo_term, encode, normalised, prefixes
+from stages.control.soft_q.joint_actions import REWARDS, SHARES, dataset, reward_of, run
+from stages.control.soft_q.settings import DemoTerm, JointActions
+
+JOINT = torch.tensor([[1.0, -1.0], [0.1, -10.0]])
+"""Q of two dimensions with two bins each."""
+
+
+@pytest.mark.parametrize(
+    ("action", "levels", "bins", "codes", "centre"),
+    [
+        (0.3, 2, 2, [1, 0], 0.25),
+        (0.3, 2, 7, [4, 3], 0.2857),
+        (0.3, 1, 41, [26], 0.29268),
+        (1.0, 2, 7, [6, 6], 0.97959),
+        (-1.0, 1, 4, [0], -0.75),
+    ],
+)
+def test_codes_of_one_number(action: float, levels: int, bins: int, codes: list[int], centre: float) -> None:
+    found = encode(torch.tensor([[action]]), levels, bins)
+    assert found.tolist() == [codes]
+    assert decode(found, 1, bins).item() == pytest.approx(centre, abs=1e-4)
+
+
+@pytest.mark.parametrize(("levels", "bins"), [(2, 7), (1, 41), (3, 5)])
+def test_decoding_errs_by_at_most_half_a_bin(levels: int, bins: int) -> None:
+    action = torch.rand(500, 3, generator=torch.Generator().manual_seed(1)) * 2 - 1
+    error = (decode(encode(action, levels, bins), 3, bins) - action).abs().max()
+    assert float(error) <= bins**-levels + 1e-6
+
+
+def test_prefixes_are_the_centres_so_far() -> None:
+    """Two dimensions and levels: all of level 1 come before level 2."""
+    found = prefixes(torch.tensor([[1, 0, 1, 1]]), 2, 2)[0]
+    assert found.tolist() == [[0.0, 0.0], [0.5, 0.0], [0.5, -0.5], [0.75, -0.5]]
+
+
+@pytest.mark.parametrize("alpha", [0.01, 0.1, 1.0])
+def test_advantages_are_log_probabilities(alpha: float) -> None:
+    raw = torch.randn(4, 6, generator=torch.Generator().manual_seed(2))
+    found = normalised(raw, alpha)
+    assert torch.allclose((found / alpha).exp().sum(-1), torch.ones(4), atol=1e-5)
+    assert torch.allclose(normalised(raw + 3.0, alpha), found, atol=1e-5)
+    assert (found <= 0).all()
+    assert normalised(torch.zeros(2), 1.0).tolist() == pytest.approx([-0.6931, -0.6931], abs=1e-4)
+
+
+def decomposed(alpha: float) -> tuple[Tensor, Tensor, Tensor]:
+    """V, A_1 [2] and A_2 [2, 2] of JOINT."""
+    soft = alpha * (JOINT / alpha).logsumexp(-1)
+    return alpha * (JOINT / alpha).flatten().logsumexp(0), normalised(soft, alpha), normalised(JOINT, alpha)
+
+
+def test_two_binary_dimensions_by_hand() -> None:
+    value, first, second = decomposed(1.0)
+    assert value.item() == pytest.approx(1.43303, abs=1e-4)
+    assert first.tolist() == pytest.approx([-0.3061, -1.3330], abs=1e-4)
+    assert second.flatten().tolist() == pytest.approx([-0.1269, -2.1269, -4e-5, -10.10], abs=1e-3)
+    assert torch.allclose(value + first[:, None] + second, JOINT, atol=1e-3)
+    value, first, _ = decomposed(0.1)
+    assert value.item() == pytest.approx(1.0000123, abs=1e-6)
+    assert first.tolist() == pytest.approx([-1.23e-5, -0.90001], abs=1e-5)
+
+
+def test_cold_values_are_the_largest() -> None:
+    assert decomposed(1e-4)[0].item() == pytest.approx(1.0, abs=1e-3)
+
+
+def test_q_is_at_most_v_and_its_soft_maximum() -> None:
+    """Over all pairs of bins, alpha logsumexp Q / alpha is V, in both networks."""
+    torch.manual_seed(0)
+    model = SoftQ(1, 2, JointActions(bins=3, alpha=0.5, width=8))
+    codes, state = torch.cartesian_prod(torch.arange(3), torch.arange(3)), torch.ones(9, 1)
+    with torch.no_grad():
+        found, _ = model(state, codes)
+        value = model.state_value(state[:1])[:, 0, 0]
+    assert (found <= value[:, None] + 1e-6).all()
+    assert torch.allclose(0.5 * (found / 0.5).logsumexp(1), value, atol=1e-5)
+
+
+def test_a_later_choice_sees_earlier_ones_only_if_conditioned() -> None:
+    state, codes = torch.ones(2, 1), torch.tensor([[0, 1], [2, 1]])
+    for condition, equal in (("prefix", False), ("none", True)):
+        torch.manual_seed(0)
+        model = SoftQ(1, 2, JointActions.model_validate({"bins": 3, "width": 8, "condition": condition}))
+        found = model.advantages(state, codes).detach()
+        assert torch.allclose(found[:, 0, 0], found[:, 1, 0])
+        assert torch.allclose(found[:, 0, 1], found[:, 1, 1]) is equal
+
+
+@pytest.mark.parametrize(
+    ("values", "advantages", "expected"),
+    [
+        ({"kind": "logsumexp"}, [-0.6931, -0.6931], 0.0),
+        ({"kind": "logsumexp"}, [-0.2, -1.0], -0.8),
+        ({"kind": "logsumexp"}, [-0.1, -3.0], -1.0),
+        ({"kind": "logsumexp", "least": -5.0}, [-0.1, -3.0], -2.9),
+        ({"kind": "logsumexp"}, [-2.0, -0.5, -0.5], 1.5 + math.log(2)),
+        ({"kind": "margin"}, [-2.0, -0.5, -1.0], (1.5 + 1.0) / 2),
+        ({"kind": "margin"}, [-0.1, -3.0, -0.2], (-1.0 - 0.1) / 2),
+        ({"kind": "none"}, [-2.0, -0.5], 0.0),
+    ],
+)
+def test_demo_terms_by_hand(values: dict[str, object], advantages: list[float], expected: float) -> None:
+    """The data's bin is the first."""
+    found = demo_term(torch.tensor([[advantages]]), torch.tensor([[0]]), DemoTerm.model_validate(values))
+    assert found.tolist() == pytest.approx([expected], abs=1e-5)
+
+
+def test_demo_terms_are_summed_over_positions() -> None:
+    """Of two networks and one row: -0.8 and 0.5."""
+    advantages = torch.tensor([[[[-0.2, -1.0], [-1.0, -0.5]]]]).expand(2, -1, -1, -1)
+    found = demo_term(advantages, torch.tensor([[0, 0]]), DemoTerm(kind="logsumexp"))
+    assert found.flatten().tolist() == pytest.approx([-0.3, -0.3])
+
+
+def test_the_best_sum_of_one_value_per_part_is_at_another_pair() -> None:
+    """Weighted least squares of the problem's table, by normal equations."""
+    design = torch.tensor([[1.0, 0, 1, 0], [1, 0, 0, 1], [0, 1, 1, 0], [0, 1, 0, 1]])
+    weight = SHARES.flatten().sqrt()
+    fitted = design @ torch.linalg.pinv(design * weight[:, None]) @ (REWARDS.flatten() * weight)
+    assert int(fitted.argmax()) == 2
+    assert int(REWARDS.argmax()) == 0
+
+
+def test_the_data_are_as_described() -> None:
+    action, reward = dataset(JointActions(data=20_000))
+    sign = (action > 0).long()
+    share = torch.bincount(sign[:, 0] * 2 + sign[:, 1], minlength=4) / len(action)
+    assert share.tolist() == pytest.approx(SHARES.flatten().tolist(), abs=0.02)
+    assert float((reward - reward_of(action)).std()) == pytest.approx(0.5, rel=0.05)
+
+
+@pytest.mark.parametrize(("condition", "greedy"), [("prefix", 1.0), ("none", 0.0)])
+def test_conditioning_finds_the_best_pair(condition: str, greedy: float) -> None:
+    figures = run(JointActions.model_validate({"condition": condition, "seed": 1}))
+    assert figures["greedy_reward"] == greedy
+    assert figures["soft_reward"] == pytest.approx(greedy, abs=0.1)
+    assert (figures["value_error"] < 0.25) == (condition == "prefix")
+
+
+def test_demonstrations_hold_the_policy_near_the_data() -> None:
+    """A heavy term makes it imitate the most frequent pair, the worst one."""
+    assert run(JointActions(demo=DemoTerm(kind="logsumexp", weight=20.0), updates=300))["greedy_reward"] < 1.0
+
+
+def test_the_command_writes_its_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, result = tmp_path / "settings.yaml", tmp_path / "result.json"
+    settings.write_text(yaml.safe_dump({"updates": 20, "seed": 3}))
+    monkeypatch.setattr("sys.argv", ["joint_actions", "--settings", str(settings), "--result", str(result)])
+    assert joint_actions.main() == 0
+    expected = {f"control.{name}": value for name, value in run(JointActions(updates=20, seed=3)).items()}
+    assert json.loads(result.read_text()) == {**expected, "environment_steps": 0}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"demo": {"weight": 2.0}}, "weight has no effect with kind: none"),
+        ({"demo": {"kind": "margin", "temperature": 2.0}}, "temperature has no effect with kind: margin"),
+        ({"condition": "suffix"}, "Input should be 'prefix' or 'none'"),
+        ({"bins": 1}, "greater than or equal to 2"),
+    ],
+)
+def test_bad_settings_are_refused(values: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        JointActions.model_validate(values)

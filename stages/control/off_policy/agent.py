@@ -94,12 +94,21 @@ class Agent(nn.Module):
         loss = self.critic_loss(batch, generator)
         if with_policy:
             loss = loss + self.policy_loss(batch, generator)
+        if self.settings.diversity:
+            loss = loss + self.settings.diversity * similarity(self._action_gradients(batch))
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()
         self.optimiser.step()
         self.updates += 1
         if with_policy:
             self._follow()
+
+    def _action_gradients(self, batch: Transitions) -> Tensor:
+        """Of every critic's Q by the batch's actions, [N, B, A], with their own graph."""
+        count = self.settings.critics
+        action = batch.action.expand(count, -1, -1).clone().requires_grad_()
+        values = self._means(self.critics(torch.cat([batch.observation.expand(count, -1, -1), action], -1)))
+        return torch.autograd.grad(values.sum(), action, create_graph=True)[0]
 
     @torch.no_grad()
     def _follow(self) -> None:
@@ -108,3 +117,11 @@ class Agent(nn.Module):
             pairs.append((self.slow_policy, self.policy))
         for slow, fast in pairs:
             torch._foreach_lerp_(list(slow.parameters()), list(fast.parameters()), self.settings.target_rate)
+
+
+def similarity(gradients: Tensor) -> Tensor:
+    """Mean over the batch of the sum of cosines between all ordered pairs of critics' gradients [N, B, A], divided by N - 1: N if
+    all are equal, 0 if they are orthogonal. EDAC (An et al., arXiv 2110.01548) and RAVL keep it low."""
+    count = len(gradients)
+    units = gradients / (gradients.norm(dim=-1, keepdim=True) + 1e-10)
+    return ((units.sum(0) ** 2).sum(-1) - count).mean() / (count - 1)

@@ -24,8 +24,8 @@ class Ensemble(nn.Module):
         self.biases = nn.ParameterList(_uniform(count, 1, there, here**-0.5) for here, there in shapes)
 
     def forward(self, inputs: Tensor, frozen: bool = False) -> Tensor:
-        """[N, B, outputs] of inputs [B, inputs]. frozen: gradients reach the inputs only."""
-        values = inputs.expand(len(self.weights[0]), *inputs.shape)
+        """[N, B, outputs] of inputs [B, inputs], or of each member's own [N, B, inputs]. frozen: gradients reach inputs only."""
+        values = inputs.expand(len(self.weights[0]), *inputs.shape[-2:])
         for place, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             if frozen:
                 weight, bias = weight.detach(), bias.detach()

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from stages.runtime.validation import Count, Positive, Section
+from stages.runtime.validation import Count, NonNegative, Positive, Section
 
 
 class GaussianCritic(Section):
@@ -56,6 +56,9 @@ class OffPolicy(Section):
     critic: Literal["scalar", "gaussian"] = "scalar"
     """scalar: SAC; gaussian: DSAC-T, with the settings of `gaussian`."""
     critics: Count = 2
+    diversity: NonNegative = 0.0
+    """Weight of the similarity between the critics' gradients by the action (EDAC); means something for two action dimensions or
+    more."""
     gaussian: GaussianCritic = GaussianCritic()
     alpha: Positive = 1.0
     """Weight of the entropy; with tune_alpha, at the start."""
@@ -84,6 +87,8 @@ class OffPolicy(Section):
             raise ValueError(f"warm_up {self.warm_up} leaves no updates in {self.steps} steps; lower it, or raise steps")
         if self.critic != "gaussian" and self.gaussian.model_fields_set:
             raise ValueError(f"gaussian has no effect with critic: {self.critic}; remove it, or set critic: gaussian")
+        if self.diversity and self.critics == 1:
+            raise ValueError("diversity compares critics, of which there is one; raise critics, or remove diversity")
         return self
 
     @model_validator(mode="after")

@@ -15,8 +15,8 @@ from pydantic import ValidationError
 from torch import nn
 
 from stages.control.off_policy import training
-from stages.control.off_policy.agent import Agent, Transitions
-from stages.control.off_policy.evaluation import soft_returns
+from stages.control.off_policy.agent import Agent, Transitions, similarity
+from stages.control.off_policy.evaluation import overestimation, soft_returns
 from stages.control.off_policy.networks import Ensemble, Policy
 from stages.control.off_policy.replay import Replay
 from stages.control.off_policy.settings import OffPolicy
@@ -148,6 +148,25 @@ def test_the_end_of_time_is_no_termination() -> None:
     assert (outcomes[0].following == outcomes[0].observation).all()
 
 
+@pytest.mark.parametrize(
+    ("gradients", "expected"),
+    [([[2.0, 0.0]] * 3, 3.0), ([[1.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, 0.0, 3.0]], 0.0), ([[1.0], [5.0], [-2.0]], -1.0)],
+)
+def test_similarity_of_gradients(gradients: list[list[float]], expected: float) -> None:
+    assert similarity(torch.tensor(gradients)[:, None]).item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_diversity_parts_the_critics_gradients() -> None:
+    found = []
+    for diversity in (0.0, 10.0):
+        torch.manual_seed(0)
+        agent, data = Agent(OffPolicy(width=16, critics=4, diversity=diversity), 3, 2), batch(32, actions=2)
+        for number in range(60):
+            agent.update(data, torch.Generator().manual_seed(number))
+        found.append(similarity(agent._action_gradients(data)).item())
+    assert found[1] < found[0] - 0.5
+
+
 def test_the_oldest_transitions_are_overwritten() -> None:
     replay = Replay(5, 3, 1)
     first, second = batch(4), batch(3)
@@ -177,6 +196,19 @@ def test_both_agents_learn_to_reach(values: dict[str, object]) -> None:
     assert figures["updates"] == 700
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("critic", ["scalar", "gaussian"])
+def test_both_agents_swing_the_pendulum_up(critic: str) -> None:
+    """A random player's return is about -1200; two critics' minimum errs to the low side."""
+    settings = OffPolicy.model_validate(
+        {"critic": critic, "steps": 5000, "evaluate_every": 1000, "warm_up": 500, "batch": 64, "learning_rate": 2e-3}
+    )
+    training = Training(settings)
+    training.train()
+    assert training.returns[-1] > -350
+    assert -40 < overestimation(training.agent, settings) < 5
+
+
 def test_the_command_writes_its_figures_and_removes_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = {**SMALL, "task": "Reach-v0"}
     settings, result, checkpoint = tmp_path / "settings.yaml", tmp_path / "result.json", tmp_path / "run.pt"
@@ -197,6 +229,7 @@ def test_the_command_writes_its_figures_and_removes_its_checkpoint(tmp_path: Pat
         ({"gaussian": {"half": False}}, "gaussian has no effect with critic: scalar"),
         ({"critic": "gaussian", "gaussian": {"bound": 5.0}}, "gaussian.bound has no effect with gaussian.adjusted: true"),
         ({"critic": "gaussian", "gaussian": {"adjusted": False, "clip": 2.0}}, "gaussian.clip has no effect"),
+        ({"critics": 1, "diversity": 1.0}, "raise critics, or remove diversity"),
         ({"critic": "quantile"}, "Input should be 'scalar' or 'gaussian'"),
     ],
 )

@@ -112,7 +112,7 @@ class Agent(nn.Module):
 
     @torch.no_grad()
     def _follow(self) -> None:
-        pairs = [(self.slow_critics, self.critics)]
+        pairs: list[tuple[nn.Module, nn.Module]] = [(self.slow_critics, self.critics)]
         if self.settings.target_policy:
             pairs.append((self.slow_policy, self.policy))
         for slow, fast in pairs:

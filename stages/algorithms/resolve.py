@@ -14,6 +14,9 @@ from stages.algorithms.registry import composition, learns_token_values
 from stages.algorithms.settings import Rl
 from stages.runtime.validation import ParamsError, explain
 
+OF_GROUPS = frozenset({"tasks_per_step", "group_size", "epochs", "minibatches", "dead_groups"})
+"""Keys of section rl that only methods with groups of episodes read."""
+
 
 def resolve_section(given: Rl, max_length: int | None = None) -> tuple[Composition, Rl]:
     """The method and the section with every key resolved; `max_length`: model.max_length, for lengths that are not set. A None in
@@ -60,6 +63,11 @@ def warm_start_of(rl: Rl, max_length: int | None = None) -> tuple[Composition, R
         raise ParamsError(
             f"rl.warm_start is training on annotate's trees before rl, which algorithm {given.algorithm} with its own warm_start "
             f"{given.warm_start} is not; set rl.warm_start.algorithm to tree_bc or step_dpo, and nothing below it to warm_start"
+        )
+    if idle := sorted(given.model_fields_set & OF_GROUPS):
+        raise ParamsError(
+            f"rl.warm_start.{idle[0]} has no effect: {given.algorithm} learns from annotate's trees, not from groups of played "
+            f"episodes; remove it"
         )
     try:
         return resolve_section(given, max_length)

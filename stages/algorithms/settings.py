@@ -18,6 +18,7 @@ from stages.algorithms.parts.group_resampling import GroupResampling
 from stages.algorithms.parts.horizon import Horizon
 from stages.algorithms.parts.imitation import Imitation
 from stages.algorithms.parts.loss import Loss
+from stages.algorithms.parts.observation import Observation
 from stages.algorithms.parts.part import Layered
 from stages.algorithms.parts.preference import Preference
 from stages.algorithms.parts.reannotate import Reannotate
@@ -85,6 +86,7 @@ class Rl(Layered):
     advantage: Advantage = Advantage()
     credit: Credit = Credit()
     loss: Loss = Loss()
+    observation: Observation = Observation()
     critic: Critic = Critic()
     replay: Replay = Replay()
     imitation: Imitation = Imitation()

@@ -71,6 +71,7 @@ class Rl(Layered):
     checkpoint_every: Count = 5
     """Steps."""
     sampling: SamplingParams = SamplingParams()
+    """With top_p or top_k, the engine records the tokens that they leave, over which the training pass then renormalises."""
     dead_groups: Literal["keep", "drop"] = "drop"
     """`drop` leaves groups that add nothing to the gradient out of the forward pass; denominators do not change."""
     share_prefixes: bool = True

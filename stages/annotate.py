@@ -2,7 +2,8 @@
 model; on request also a Q-model and, from the rollouts, a progress estimator.
 
 data/curated/<domain>, data/rollouts/<domain>/difficulty.json and data/models/sft -> data/annotated/<domain>/{nodes.parquet,
-labels.parquet, pairs.parquet, value_model/, progress_model/}, data/models/q/<domain> and reports/annotate/<domain>.json.
+costs.json, labels.parquet, pairs.parquet, value_model/, progress_model/}, data/models/q/<domain> and
+reports/annotate/<domain>.json.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def run(context: StageContext) -> None:
     difficulty = read_json(context.data / "rollouts" / context.domain / "difficulty.json")
     chosen = choose_tasks(tasks, difficulty, params.tasks, context.params.seed)
 
-    # Search, and write the nodes.
+    # Search, and write the nodes and what they cost.
     resources = context.params.resources
     start = context.data / "models" / "sft"
     domain = open_domain(context.domain, context.params.per_domain[context.domain].environment)
@@ -66,6 +67,7 @@ def run(context: StageContext) -> None:
         return
     policy = player.policy or load_policy(start, device=resources.device, precision=resources.precision)
     write_table(out / "nodes.parquet", node_schema(params), forest.rows)
+    write_json(out / "costs.json", forest.total_costs)
 
     # Derive labels and pairs from the nodes.
     labels, pairs = label_rows(forest.rows, params), pair_rows(forest.rows, params)
@@ -73,7 +75,7 @@ def run(context: StageContext) -> None:
     write_table(out / "pairs.parquet", PAIR_SCHEMA, pairs)
 
     # Fit the step-value model and, on request, the other models.
-    values, split, fitted = fit_value_model(context, policy, forest.rows, params)
+    values, split, fitted = fit_value_model(context, policy, forest.rows, params, context.params.seed)
     values.save(out / "value_model")
     report = {**summary(forest, labels, pairs, difficulty), "value_model": fitted}
     q_folder = context.data / "models" / "q" / context.domain

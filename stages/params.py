@@ -293,6 +293,7 @@ def check_domains(params: Params) -> None:
             rl = resolve_section(params.section("rl", name))[1]
             limits(rl.horizon, domain.settings.max_turns)
             check_returns(rl, *returns_of(domain))
+            rl.reannotate.check_returns(*returns_of(domain))
         except ValueError as error:
             raise ParamsError(f"params.yaml: in rl with per_domain.{name}: {error}") from error
         given, own = params.section("annotate", name).returns, list(returns_of(domain))

@@ -7,7 +7,7 @@ Reads data/models/sft, data/rollouts/<domain>/difficulty.json and, depending on 
 - data/curated/<domain>: demonstrations (external.per_group; replay.records; offline algorithms) and game records
 - data/rollouts/<domain>: episodes (replay.records; offline algorithms)
 - data/annotated/<domain>: value_model (credit.kind annotated, critic.init, curriculum.kind value), progress_model (credit.kind
-  progress), nodes and pairs (algorithms that learn from these, add_tree_steps)
+  progress), nodes and pairs (algorithms that learn from these), costs (add_tree_steps)
 
 Writes data/models/rl/<domain> (with value/ if the algorithm learns token values), data/rl/<domain>/samples.parquet and
 reports/rl/<domain>{_history.csv,.json}. Under LoRA (model.lora), data/models/rl/<domain> is an adapter of data/models/sft.

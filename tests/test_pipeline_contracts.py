@@ -219,7 +219,7 @@ ORDER = (
     {"records", "sandbox"},
     {"engine", "environments"},
     {"agent"},
-    {"values", "merging"},
+    {"judging", "values", "merging"},
     {"annotation", "algorithms"},
     {"exchange"},
     {"curation"},

@@ -48,8 +48,8 @@ class Rl(Layered):
     environment_steps: Count | None = None
     """Stop after the step that brings the turns played to this number, if `steps` is not reached first."""
     add_tree_steps: bool = False
-    """Raise environment_steps by the number of turns in annotate's trees, to compare rl without trees at equal cost with rl that
-    learns from them. Turns that the search repeated to return to a state do not count."""
+    """Raise environment_steps by those of annotate's trees, to compare rl without trees at equal cost with rl that learns from
+    them. Steps that the search repeated to return to a state count."""
     stop_at_success: Share | None = None
     """Stop after the step that ends five in which this share of the episodes succeeded: to compare methods at equal success."""
     tasks_per_step: Count = 16
@@ -71,6 +71,7 @@ class Rl(Layered):
     checkpoint_every: Count = 5
     """Steps."""
     sampling: SamplingParams = SamplingParams()
+    """With top_p or top_k, the engine records the tokens that they leave, over which the training pass then renormalises."""
     dead_groups: Literal["keep", "drop"] = "drop"
     """`drop` leaves groups that add nothing to the gradient out of the forward pass; denominators do not change."""
     share_prefixes: bool = True

@@ -9,6 +9,7 @@ from stages.annotation.labels import hard
 from stages.annotation.nodes import Row, ended, path_to, trees_of
 from stages.records.actions import action_key
 from stages.records.episode import Episode, Owner, TurnRecord
+from stages.records.task import SUCCESS_TERM
 
 
 def correct_paths(tree: Sequence[Row], count: int) -> list[list[int]]:
@@ -32,6 +33,7 @@ def path_episode(tree: Sequence[Row], path: Sequence[int], domain: str) -> Episo
         if node != path[-1]:
             episode.append(row["context_ids"], Owner.ENVIRONMENT, turn)
     episode.reward = sum(turn.reward for turn in episode.turns)
+    episode.reward_terms = {SUCCESS_TERM: float(hard(end))}
     episode.terminated, episode.truncated = bool(end["terminal"]), bool(end["truncated"])
     return episode
 

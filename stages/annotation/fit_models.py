@@ -47,7 +47,7 @@ def _fit_metrics(fitted: FitReport, train: Sequence[Example], held_out: Sequence
 
 
 def fit_value_model(
-    context: StageContext, policy: Policy, rows: Sequence[Mapping[str, Any]], params: Annotate
+    context: StageContext, policy: Policy, rows: Sequence[Mapping[str, Any]], params: Annotate, seed: int
 ) -> tuple[StepValueModel, TaskSplit, dict[str, Any]]:
     """The step-value model fitted on the training tasks' trees, the split into training and held-out tasks, and the report with
     the calibration on the latter."""
@@ -56,7 +56,7 @@ def fit_value_model(
     from stages.values.fitting import TaskSplit
     from stages.values.step_value import StepValueModel, fit, predict
 
-    seed, micro = context.params.seed, context.params.resources.tokens_per_batch
+    micro = context.params.resources.tokens_per_batch
     paths = value_paths(rows, params)
     split = TaskSplit.of((path.task_id for path in paths), params.value_model.valid_share, seed)
     train, held_out = split.parts(paths)

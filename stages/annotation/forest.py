@@ -36,6 +36,11 @@ class Forest:
         rows = [row for tree in trees for row in tree.rows()]
         return cls(rows, [{"task_id": tree.task_id, "iterations": tree.iterations, **tree.counters} for tree in trees])
 
+    @property
+    def total_costs(self) -> dict[str, int]:
+        """The sums of `costs` over the trees."""
+        return {name: sum(cost[name] for cost in self.costs) for name in self.costs[0] if name != "task_id"}
+
     def __add__(self, other: Forest) -> Forest:
         return Forest(self.rows + other.rows, self.costs + other.costs)
 

@@ -41,11 +41,6 @@ def trees_of(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return trees
 
 
-def turns_in(rows: Sequence[Row]) -> int:
-    """Turns that were played for the trees of `rows`, of which only `parent` is read: one per node below a root."""
-    return sum(row["parent"] >= 0 for row in rows)
-
-
 def children_of(tree: Sequence[Row]) -> list[list[int]]:
     """Children of each node of one tree, in order of creation."""
     children: list[list[int]] = [[] for _ in tree]

@@ -30,7 +30,7 @@ def summary(
             "wrong": sum(row["terminal"] and not row["n_success"] for row in ends),
             "truncated": sum(row["truncated"] for row in ends),
         },
-        **{name: sum(cost[name] for cost in forest.costs) for name in forest.costs[0] if name != "task_id"},
+        **forest.total_costs,
         "root_success": _share([(row["n_success"], row["n_rollouts"]) for row in roots]),
         "root_tree_value": sum(row["W"] for row in roots) / max(1, sum(row["N"] for row in roots)),
         "solved_trees": sum(any(row["n_success"] for row in tree) for tree in trees.values()),

@@ -102,9 +102,27 @@ def test_critic_and_reference_share_the_frozen_weights(tiny_policy: Path) -> Non
     assert not copied & {parameter.data_ptr() for parameter in whole.parameters()}
 
 
+def test_reference_of_a_trained_policy_has_its_adapters(tiny_policy: Path) -> None:
+    """Contract: after a warm start under LoRA, the reference is the policy that the warm start trained."""
+    model = with_adapters(tiny_policy)
+    with torch.no_grad():
+        for parameter in (parameter for parameter in model.parameters() if parameter.requires_grad):
+            parameter.add_(0.1)
+    trained, reference = logits(model), reference_of(model)
+    with torch.no_grad():
+        for parameter in (parameter for parameter in model.parameters() if parameter.requires_grad):
+            parameter.add_(0.1)
+    assert torch.equal(logits(reference), trained)
+    assert not torch.allclose(logits(model), trained, atol=1e-2)
+    assert not any(parameter.requires_grad for parameter in reference.parameters())
+
+
 def test_reference_logprobs_are_those_without_the_adapter(tiny_policy: Path) -> None:
-    model = adapted_policy(tiny_policy, attention="sdpa").model
+    model = with_adapters(tiny_policy)
     models = Models.make(resolve(Rl()), model, None, make_processes(Resources()), 4096)
+    with torch.no_grad():
+        for parameter in (parameter for parameter in model.parameters() if parameter.requires_grad):
+            parameter.add_(0.1)
     mask = torch.ones_like(IDS, dtype=torch.bool)
     mask[:, 0] = False
     with torch.no_grad():

@@ -17,6 +17,7 @@ from stages.agent.policy import load_policy
 from stages.algorithms.algorithm import resolve
 from stages.algorithms.parts.imitation import Imitation
 from stages.algorithms.settings import Rl
+from stages.records.episode import write_json
 from stages.runtime.resources import Resources
 from stages.runtime.validation import ParamsError
 from stages.training.common.batches import trajectory_batch
@@ -24,7 +25,7 @@ from stages.training.common.loop import Update, make_processes
 from stages.training.rl import online
 from stages.training.rl.imitation import SelfImitation
 from stages.training.rl.models import Models
-from training.toys import KilledError, kill_at_step, make_episode, outputs, store_pairs
+from training.toys import KilledError, kill_at_step, make_episode, outputs
 
 RL: dict[str, Any] = {
     "steps": 4,
@@ -155,9 +156,9 @@ def test_invalid_combinations_are_refused():
 
 
 def test_tree_steps_are_added_to_the_budget(make_context):
-    """Contract: each node below a root of annotate's trees is a turn of the budget; the toy trees have 6 times 3."""
+    """Contract: the budget grows by what annotate's trees cost, steps repeated to return to a state included."""
     context = make_context("rl", rl={**RL, "environment_steps": 20, "add_tree_steps": True, "steps": 10})
-    store_pairs(context)
+    write_json(context.root / "data/annotated/toy/costs.json", {"environment_steps": 18, "replayed_steps": 4})
     history = run(context)
     report = json.loads((context.root / "reports/rl/toy.json").read_text())
     assert report["budget"] == 38

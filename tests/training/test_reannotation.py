@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from stages import rl
+from stages.algorithms.algorithm import resolve
+from stages.algorithms.settings import Rl
 from stages.params import parse_params
 from stages.runtime.validation import ParamsError
 from stages.training.rl import reannotation
@@ -66,14 +68,33 @@ def test_value_model_follows_the_policy_and_resumes_to_the_same_bytes(make_conte
     assert outputs(killed.root) == outputs(plain.root)
 
 
+def test_draws_follow_the_sections_seed(make_context, tiny_policy):
+    """Contract: rl.seed decides the trees and the fit; the run's seed, which stages before rl use, does not."""
+    section = {**RL, "steps": 3, "reannotate": TREES, "seed": 5}
+    found = []
+    for name in ("one", "other"):
+        context = make(make_context, tiny_policy, name, **section)
+        context.params = context.params.model_copy(update={"seed": len(found)})
+        found.append([row.get("value_explained_variance") for row in run(context)][-1])
+    assert found[0] == found[1]
+
+
 def test_self_imitation_stores_correct_paths_of_new_trees(make_context, tiny_policy, monkeypatch):
     """Contract: without step credit no value model is fitted."""
     monkeypatch.setattr(reannotation, "fit_value_model", None)
     section = {**RL, "credit": {"kind": "outcome"}, "imitation": {"ratio": 1.0}, "steps": 3}
-    context = make_context("rl", "trees", rl={**section, "reannotate": TREES})
+    trees = {**TREES, "annotate": {key: value for key, value in TREES["annotate"].items() if key != "value_model"}}
+    context = make_context("rl", "trees", rl={**section, "reannotate": trees})
     history, without = run(context), run(make_context("rl", "without", rl=section))
     assert history[2]["imitation_turns"] > without[2]["imitation_turns"]
     assert "value_explained_variance" not in history[2]
+
+
+def test_returns_are_the_domains() -> None:
+    given = resolve(Rl(credit={"kind": "annotated"}, reannotate=TREES), 64).rl.reannotate
+    given.check_returns(0.0, 1.0)
+    with pytest.raises(ParamsError, match=r"annotate\.returns is \[0\.0, 1\.0\], and the domain's .* \[-1\.0, 1\.0\]"):
+        given.check_returns(-1.0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -85,6 +106,14 @@ def test_self_imitation_stores_correct_paths_of_new_trees(make_context, tiny_pol
         (
             {"credit": {"kind": "annotated"}, "reannotate": {"every": 5, "annotate": {"gamma": 0.9}}},
             "rl.reannotate.annotate needs undiscounted values",
+        ),
+        (
+            {"imitation": {"ratio": 1.0}, "reannotate": {"every": 5, "annotate": {"q_model": {}}}},
+            "rl.reannotate.annotate.q_model has no effect: nothing reads it during rl",
+        ),
+        (
+            {"imitation": {"ratio": 1.0}, "reannotate": {"every": 5, "annotate": {"value_model": {}}}},
+            "rl.reannotate.annotate.value_model has no effect: only credit.kind: annotated reads it",
         ),
         (
             {"imitation": {"ratio": 1.0}, "reannotate": {"every": 5, "annotate": {"evaluation": {"kind": "mixed"}}}},

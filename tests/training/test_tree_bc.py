@@ -15,7 +15,6 @@ from stages.agent.policy import load_policy
 from stages.algorithms.resolve import resolve_section, warm_start_of
 from stages.algorithms.settings import Rl
 from stages.annotation.correct_paths import correct_episodes, correct_paths
-from stages.annotation.nodes import turns_in
 from stages.annotation.pairs import PAIR_SCHEMA
 from stages.params import parse_params
 from stages.records.episode import NODE_SCHEMA, Owner, read_rows, write_table
@@ -67,7 +66,6 @@ TREE = [
 def test_correct_paths_are_the_shortest_first() -> None:
     assert correct_paths(TREE, 9) == [[0, 4], [0, 1, 2], [0, 1, 5]]
     assert correct_paths(TREE, 2) == [[0, 4], [0, 1, 2]]
-    assert turns_in(TREE) == 6
 
 
 def test_path_is_the_episode_token_for_token() -> None:
@@ -80,6 +78,12 @@ def test_path_is_the_episode_token_for_token() -> None:
         ("Go 2", "go 2", "1", 3, 4),
     ]
     assert (episode.reward, episode.success, episode.terminated) == (1.0, True, True)
+
+
+def test_paths_succeed_whatever_the_domain_rewards() -> None:
+    """Contract: a path to a success is a success where the return is below 1 (wordle's reward lmrl)."""
+    tree = [{**row, "reward": -0.25} for row in TREE]
+    assert [(episode.reward, episode.success) for episode in correct_episodes(tree, 1, "toy")] == [(-0.25, True)]
 
 
 def test_loss_is_the_mean_over_the_paths_tokens(make_context):
@@ -143,6 +147,7 @@ def test_warm_start_keeps_the_seed_and_is_resolved() -> None:
         ({"algorithm": "tree_bc", "warm_start": {"algorithm": "step_dpo"}}, "nothing below it to warm_start"),
         ({"algorithm": "tree_bc", "stepss": 3}, "rl.warm_start: unknown key 'stepss'"),
         ({"algorithm": "tree_bc", "settings": {"per_treee": 3}}, "per_treee"),
+        ({"algorithm": "tree_bc", "group_size": 4}, "rl.warm_start.group_size has no effect: tree_bc learns from annotate's"),
         ({"algorithm": "tree_bc", "environment_steps": 3}, "rl.environment_steps has no effect: algorithm tree_bc plays no"),
         ({"algorithm": "tree_bc", "loss": {"kl_coef": 0.1}}, "learns from correct tree paths, not from what it plays"),
     ],

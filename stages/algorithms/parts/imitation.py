@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from stages.algorithms.parts.part import AppliesAboveZero, Part
-from stages.runtime.validation import Count, NonNegative, ParamsError
+from stages.runtime.validation import Count, NonNegative, ParamsError, Positive
 
 if TYPE_CHECKING:
     from stages.algorithms.card import Composition
@@ -18,8 +18,9 @@ class Imitation(Part):
     data = ("episodes",)
 
     ratio: NonNegative = 0.0
-    """Replayed episodes per episode of a step; they share the step's optimizer updates. 0: none."""
-    coef: Annotated[NonNegative, AppliesAboveZero("ratio")] = 1.0
+    """Replayed episodes per episode of a step, divided equally among epochs and minibatches. They share the optimizer updates, so
+    minibatches without an update (all groups dead) replay none, but a step without any update has one of theirs. 0: none."""
+    coef: Annotated[Positive, AppliesAboveZero("ratio")] = 1.0
     """Weight of their loss, the mean over tokens of max(R - b, 0) times the negative log-probability: R is the episode's outcome,
     b the curriculum's running estimate of it for the task."""
     capacity: Annotated[Count, AppliesAboveZero("ratio")] = 20_000

@@ -9,15 +9,25 @@ from pydantic import Field, ValidationError
 
 from stages.algorithms.parts.part import AppliesAboveZero, AppliesIf, Part
 from stages.algorithms.parts.step_values import not_a_return
-from stages.runtime.validation import explain
+from stages.runtime.validation import ParamsError, explain
 
 if TYPE_CHECKING:
     from stages.algorithms.card import Composition
     from stages.algorithms.settings import Rl
 
 
+def _fits_values(rl: Rl) -> bool:
+    return rl.credit.kind == "annotated"
+
+
 def _reads_trees(rl: Rl) -> bool:
-    return rl.credit.kind == "annotated" or rl.imitation.ratio > 0
+    return _fits_values(rl) or rl.imitation.ratio > 0
+
+
+UNUSED = ("chunk", "pairs", "q_model", "progress")
+"""Keys of section annotate that no search during rl reads."""
+OF_VALUES = ("labels", "value_model")
+"""Keys that only the fit of the step-value model reads."""
 
 
 class Reannotate(Part):
@@ -33,13 +43,29 @@ class Reannotate(Part):
     """Settings of these searches, as keys of section annotate ({tasks: 16, iterations: 8}); absent keys have that section's
     defaults, not its values in params.yaml. Leaves are evaluated by rollouts."""
 
+    def check(self, rl: Rl, method: Composition) -> None:
+        if not self.every:
+            return
+        for keys, needs in ((UNUSED, "nothing"), (() if _fits_values(rl) else OF_VALUES, "only credit.kind: annotated")):
+            if idle := sorted(self.annotate.keys() & set(keys)):
+                raise ParamsError(f"rl.reannotate.annotate.{idle[0]} has no effect: {needs} reads it during rl; remove it")
+
+    def check_returns(self, low: float, high: float) -> None:
+        """Raise ParamsError unless a domain's returns, which are in [low, high], are those of the searches' settings."""
+        given = self.annotate.get("returns", [0.0, 1.0])
+        if self.every and list(given) != [low, high]:
+            raise ParamsError(
+                f"rl.reannotate.annotate.returns is {given}, and the domain's episodes return {[low, high]}: set it to "
+                f"{[low, high]}"
+            )
+
     def contradictions(self, rl: Rl, method: Composition, section: Callable[[str], Any]) -> Iterator[str]:
         if not self.every:
             return
-        if section("model").lora.rank:
+        if section("model").lora.rank and _fits_values(rl):
             yield (
-                f"rl.reannotate.every fits a copy of the policy's weights, and model.lora.rank is {section('model').lora.rank}: "
-                f"set every or rank to 0"
+                f"rl.reannotate.every with credit.kind annotated fits a copy of the policy's weights, and model.lora.rank is "
+                f"{section('model').lora.rank}: set every or rank to 0"
             )
         shape = type(section("annotate"))
         try:
@@ -52,4 +78,5 @@ class Reannotate(Part):
                 f"rl.reannotate.annotate.evaluation.kind is {given.evaluation.kind}, which needs a model that annotate fits "
                 f"before its search: set it to rollout"
             )
-        yield from not_a_return(given, "reannotate.annotate", "every to 0")
+        if _fits_values(rl):
+            yield from not_a_return(given, "reannotate.annotate", "every to 0")

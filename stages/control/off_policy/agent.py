@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, fields
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from stages.control.off_policy import dsac_t
+from stages.control.off_policy.lipschitz import local_slopes, slope_penalty
 from stages.control.off_policy.networks import Ensemble, Policy
 from stages.control.off_policy.settings import OffPolicy
 
@@ -36,15 +38,20 @@ class Agent(nn.Module):
     """Policy, critics and their slow copies; `update` learns from one batch."""
 
     running: Tensor
+    scale: Tensor
+    """[S]: standard deviations of the states in the replay buffer."""
 
     def __init__(self, settings: OffPolicy, observations: int, actions: int) -> None:
         super().__init__()
         self.settings, self.entropy = settings, -float(actions)
-        self.policy = Policy(observations, actions, settings.width, settings.layers)
+        self.policy = Policy(observations, actions, settings.width, settings.layers, settings.activation)
         outputs = 2 if settings.critic == "gaussian" else 1
-        self.critics = Ensemble(settings.critics, observations + actions, settings.width, settings.layers, outputs)
+        largest_norm = settings.lipschitz.beta if settings.lipschitz.kind == "spectral" else None
+        sizes = (settings.critics, observations + actions, settings.width, settings.layers, outputs)
+        self.critics = Ensemble(*sizes, settings.activation, largest_norm)
         self.log_alpha = nn.Parameter(torch.tensor(settings.alpha).log())
         self.register_buffer("running", torch.full((settings.critics,), float("nan")))
+        self.register_buffer("scale", torch.ones(observations))
         learnt = list(self.parameters())
         self.slow_policy, self.slow_critics = copy.deepcopy(self.policy), copy.deepcopy(self.critics)
         self.optimiser = torch.optim.Adam(learnt, lr=settings.learning_rate, fused=True)
@@ -94,14 +101,50 @@ class Agent(nn.Module):
         loss = self.critic_loss(batch, generator)
         if with_policy:
             loss = loss + self.policy_loss(batch, generator)
+        if self.settings.lipschitz.kind == "robust":
+            loss = loss + self.robust_loss(batch, generator)
         if self.settings.diversity:
             loss = loss + self.settings.diversity * similarity(self._action_gradients(batch))
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()
         self.optimiser.step()
+        self.critics.measure(self.settings.lipschitz.power_iterations)
         self.updates += 1
         if with_policy:
             self._follow()
+            self.slow_critics.measure(self.settings.lipschitz.power_iterations)
+
+    def robust_loss(self, batch: Transitions, generator: torch.Generator) -> Tensor:
+        """The penalty on the critics' slopes by the batch's states; 0, without any draw, where it can't have an effect."""
+        settings = self.settings.lipschitz
+        if not settings.weight * settings.epsilon:
+            return torch.zeros(())
+        scale = self.scale if settings.units == "normalised" else torch.ones_like(self.scale)
+        at = partial(self._values_at, self.critics, batch.action)
+        return settings.weight * slope_penalty(at, batch.observation, settings, scale, generator)
+
+    def _values_at(self, critics: Ensemble, action: Tensor, state: Tensor) -> Tensor:
+        """Values [N, B] of actions [B, A] in states [1 or N, B, S]."""
+        return self._means(critics(torch.cat([state, action.expand(len(state), -1, -1)], -1)))
+
+    def slopes(self, batch: Transitions) -> Tensor:
+        """How fast each critic's value changes with the state, per standard deviation of the states: [N, B]."""
+        return local_slopes(partial(self._values_at, self.critics, batch.action), batch.observation, self.scale)
+
+    @torch.no_grad()
+    def state_values(self, state: Tensor) -> Tensor:
+        """Values [...] of the middle actions in states [..., S], by the most pessimistic critic."""
+        flat = state.flatten(0, -2)
+        return self.values(flat, self.policy.greedy(flat)).unflatten(0, state.shape[:-1])
+
+    def value_gradients(self, state: Tensor, heads: str) -> Tensor:
+        """Gradients [K, B, S], by the state, of each critic's value of the middle action, which is held fixed. heads: all or
+        target."""
+        action, found = self.policy.greedy(state), []
+        for critics in (self.critics, self.slow_critics) if heads == "all" else (self.slow_critics,):
+            at = state.expand(self.settings.critics, -1, -1).clone().requires_grad_()
+            found.append(torch.autograd.grad(self._values_at(critics, action, at).sum(), at)[0])
+        return torch.cat(found)
 
     def _action_gradients(self, batch: Transitions) -> Tensor:
         """Of every critic's Q by the batch's actions, [N, B, A], with their own graph."""

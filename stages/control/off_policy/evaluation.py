@@ -42,7 +42,7 @@ def overestimation(agent: Agent, settings: OffPolicy) -> float:
 
     Episodes go on until what remains of the return is discounted to TAIL, so that the time limit does not cut it."""
     tail = math.ceil(math.log(TAIL) / math.log(settings.gamma))
-    task = VectorTask(settings.task, settings.evaluate_episodes, more_steps=tail)
+    task = VectorTask(settings.task, settings.evaluate_episodes, more_steps=tail, distractors=settings.distractors)
     generator = torch.Generator().manual_seed(key64(settings.seed, "off_policy", "overestimation") % 2**63)
     observation = torch.from_numpy(task.reset(first_episodes(settings, "overestimation")))
     values, rewards, bonuses, real, last = [], [], [], [], []

@@ -31,6 +31,10 @@ class Replay:
         """`count` transitions, with replacement."""
         return self.kept.at(torch.randint(len(self), (count,), generator=generator))
 
+    def everything(self) -> Transitions:
+        """All transitions kept, in the order of their rows."""
+        return self.kept.at(torch.arange(len(self)))
+
     def state(self) -> dict[str, Tensor | int]:
         """What `restore` takes."""
         filled = {field.name: getattr(self.kept, field.name)[: len(self)].clone() for field in fields(self.kept)}

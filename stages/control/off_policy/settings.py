@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from stages.control.off_policy.model_settings import Dynamics, Lipschitz
 from stages.runtime.validation import Count, NonNegative, Positive, Section
 
 
@@ -36,6 +37,8 @@ class OffPolicy(Section):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     task: str = "Pendulum-v1"
     """A name registered with Gymnasium, with bounded continuous actions."""
+    distractors: Annotated[int, Field(ge=0, le=1000)] = 0
+    """Further numbers in the observations: oscillators that neither the actions nor the rewards have to do with."""
     environments: Count = 1
     """Copies of the task that are played side by side."""
     steps: Count = 20_000
@@ -52,6 +55,7 @@ class OffPolicy(Section):
     width: Count = 64
     layers: Count = 2
     """Hidden layers of the policy and of each critic."""
+    activation: Literal["relu", "silu", "tanh"] = "relu"
     learning_rate: Positive = 1e-3
     critic: Literal["scalar", "gaussian"] = "scalar"
     """scalar: SAC; gaussian: DSAC-T, with the settings of `gaussian`."""
@@ -60,6 +64,9 @@ class OffPolicy(Section):
     """Weight of the similarity between the critics' gradients by the action (EDAC); means something for two action dimensions or
     more."""
     gaussian: GaussianCritic = GaussianCritic()
+    lipschitz: Lipschitz = Lipschitz()
+    dynamics: Dynamics | None = None
+    """null: learn from real transitions alone."""
     alpha: Positive = 1.0
     """Weight of the entropy; with tune_alpha, at the start."""
     tune_alpha: bool = True
@@ -89,6 +96,8 @@ class OffPolicy(Section):
             raise ValueError(f"gaussian has no effect with critic: {self.critic}; remove it, or set critic: gaussian")
         if self.diversity and self.critics == 1:
             raise ValueError("diversity compares critics, of which there is one; raise critics, or remove diversity")
+        if self.distractors % 2:
+            raise ValueError(f"distractors {self.distractors} must be even: an oscillator is two numbers")
         return self
 
     @model_validator(mode="after")

@@ -15,6 +15,8 @@ import torch
 
 from stages.control.off_policy.agent import Agent, Transitions
 from stages.control.off_policy.evaluation import first_episodes, mean_return, overestimation
+from stages.control.off_policy.imagination import Imagination
+from stages.control.off_policy.model_evaluation import model_figures
 from stages.control.off_policy.replay import Replay
 from stages.control.off_policy.settings import OffPolicy
 from stages.control.off_policy.vector_task import VectorTask
@@ -24,6 +26,9 @@ from stages.runtime.files import atomic_file
 from stages.runtime.validation import ParamsError
 from stages.seeding import key64, seed_torch
 
+SCALE_EVERY = 1000
+"""Updates between measurements of the states' standard deviations."""
+
 
 class Training:
     """One agent's run; see `OffPolicy`."""
@@ -32,10 +37,12 @@ class Training:
         """Raises ParamsError, ModuleNotFoundError as VectorTask does."""
         seed_torch(settings.seed, "off_policy")
         self.settings = settings
-        self.task = VectorTask(settings.task, settings.environments)
-        self.evaluated = VectorTask(settings.task, settings.evaluate_episodes)
+        self.task = VectorTask(settings.task, settings.environments, distractors=settings.distractors)
+        self.evaluated = VectorTask(settings.task, settings.evaluate_episodes, distractors=settings.distractors)
         self.agent = Agent(settings, self.task.observations, self.task.actions)
         self.replay = Replay(min(settings.replay, settings.steps), self.task.observations, self.task.actions)
+        sizes = (self.task.observations, self.task.actions)
+        self.imagination = Imagination(settings, *sizes) if settings.dynamics else None
         self.generator = torch.Generator().manual_seed(key64(settings.seed, "off_policy", "draws") % 2**63)
         self.steps = 0
         self.returns: list[float] = []
@@ -72,9 +79,22 @@ class Training:
         terminated = torch.from_numpy(outcome.terminated).float()
         self.replay.add(Transitions(seen, action, reward, torch.from_numpy(outcome.following), terminated))
         self.steps += len(observation)
-        for _ in range(0 if warming else settings.updates_per_step * len(observation)):
-            self.agent.update(self.replay.draw(settings.batch, self.generator), self.generator)
+        if not warming:
+            self._learn(settings.updates_per_step * len(observation))
         return outcome.observation
+
+    def _learn(self, updates: int) -> None:
+        """Raises ParamsError as Imagination.prepare does."""
+        if self.agent.updates % SCALE_EVERY < updates:
+            self.agent.scale.copy_(self.replay.everything().observation.std(0, correction=0))
+        if self.imagination:
+            self.imagination.prepare(self.replay, self.agent, self.steps, self.generator)
+        for _ in range(updates):
+            if self.imagination:
+                batch = self.imagination.draw(self.replay, self.steps, self.generator)
+            else:
+                batch = self.replay.draw(self.settings.batch, self.generator)
+            self.agent.update(batch, self.generator)
 
     def _identity(self) -> str:
         return self.settings.model_dump_json(exclude={"checkpoint"})
@@ -91,6 +111,8 @@ class Training:
             "steps": self.steps,
             "returns": self.returns,
         }
+        if self.imagination:
+            state["imagination"] = self.imagination.state()
         with atomic_file(path) as partial:
             torch.save(state, partial)
 
@@ -104,11 +126,13 @@ class Training:
         self.agent.updates, self.steps, self.returns = state["updates"], state["steps"], state["returns"]
         self.replay.restore(state["replay"])
         self.generator.set_state(state["generator"])
+        if self.imagination:
+            self.imagination.restore(state["imagination"])
 
 
 def run(settings: OffPolicy) -> dict[str, float]:
     """Train once. return_end: of the last evaluation; return_mean: over all evaluations, the area under the learning curve;
-    overestimation: see its function."""
+    overestimation: see its function; the others: see `model_figures`."""
     training = Training(settings)
     training.train()
     figures = {
@@ -117,6 +141,7 @@ def run(settings: OffPolicy) -> dict[str, float]:
         "overestimation": overestimation(training.agent, settings),
         "alpha": float(training.agent.log_alpha.detach().exp()),
         "updates": float(training.agent.updates),
+        **model_figures(training.agent, training.imagination, settings),
     }
     if settings.checkpoint:
         Path(settings.checkpoint).unlink()

@@ -29,9 +29,9 @@ class Outcome:
 
 
 class VectorTask:
-    """`count` copies of `task`, whose episodes last `more_steps` longer than the task says."""
+    """`count` copies of `task`, whose episodes last `more_steps` longer than the task says, with `distractors`."""
 
-    def __init__(self, task: str, count: int, more_steps: int = 0) -> None:
+    def __init__(self, task: str, count: int, more_steps: int = 0, distractors: int = 0) -> None:
         """Raises ParamsError if the task can't be made or its spaces don't fit, ModuleNotFoundError without Gymnasium."""
         try:
             import gymnasium
@@ -50,6 +50,10 @@ class VectorTask:
             raise ParamsError(f"task: Gymnasium has no {task}: {error}") from error
         same_step = gymnasium.vector.AutoresetMode.SAME_STEP
         _check_spaces(task, made[0])
+        if distractors:
+            from stages.control.off_policy.distractors import Distractors
+
+            made = [Distractors(one, distractors) for one in made]
         self.environments = gymnasium.vector.SyncVectorEnv([lambda one=one: one for one in made], autoreset_mode=same_step)
         space = made[0].action_space
         self.low, self.high = space.low, space.high

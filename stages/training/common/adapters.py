@@ -90,12 +90,15 @@ def twin(module: Any) -> Any:
 
 
 def reference_of(policy: Any) -> Any:
-    """The frozen reference model of an untrained `policy`: a copy, or, under LoRA, its own weights without the adapters."""
+    """The frozen reference model of `policy` as it is: a copy that, under LoRA, shares the frozen weights. Adapters that have no
+    effect yet (B is 0) are left out."""
     reference = twin(policy)
-    for name, layer in adapted(reference):
-        reference.set_submodule(name, layer.base_layer)
-    if hasattr(reference, "peft_config"):
-        del reference.peft_config
+    layers = adapted(reference)
+    if not any(bool(layer.lora_B[_NAME].weight.any()) for _, layer in layers):
+        for name, layer in layers:
+            reference.set_submodule(name, layer.base_layer)
+        if hasattr(reference, "peft_config"):
+            del reference.peft_config
     return reference.requires_grad_(False)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from stages.algorithms.batch import TrajectoryBatch
 from stages.records.episode import Episode, Owner
+from stages.training.common.kept import with_kept
 from stages.training.common.step_keys import step_keys, tools_called
 
 OVERLONG = ("context", "length", "thinking")
@@ -51,7 +52,7 @@ def trajectory_batch(episodes: Sequence[Episode]) -> TrajectoryBatch:
     turn_rewards = [[turn.reward for turn in episode.turns] for episode in episodes]
     width = max(1, *(len(row) for row in turn_rewards))
     terms = sorted({name for episode in episodes for name in episode.reward_terms})
-    return TrajectoryBatch(
+    batch = TrajectoryBatch(
         token_ids=padded([episode.token_ids for episode in episodes], 0, torch.int64),
         lengths=torch.tensor([len(episode.token_ids) for episode in episodes]),
         mask=mask,
@@ -70,7 +71,8 @@ def trajectory_batch(episodes: Sequence[Episode]) -> TrajectoryBatch:
         tool_calls=torch.tensor([sum(turn.cost for turn in episode.turns) for episode in episodes], dtype=torch.float32),
         terms={name: torch.tensor([float(episode.reward_terms.get(name, 0.0)) for episode in episodes]) for name in terms},
         tools=torch.tensor([tools_called(episode) for episode in episodes]),
-    ).with_extra(step_keys(episodes, width))
+    )
+    return with_kept(batch.with_extra(step_keys(episodes, width)), episodes)
 
 
 def turn_boundaries(batch: TrajectoryBatch) -> Tensor:

@@ -18,12 +18,11 @@ from stages.algorithms.parts.advantage import GreedyReturns
 from stages.algorithms.parts.critic import check_returns
 from stages.algorithms.parts.group_resampling import dead_groups, dead_rows
 from stages.annotation.correct_paths import correct_episodes
-from stages.annotation.nodes import turns_in
 from stages.engine.engine import Sampling
 from stages.engine.torch_engine import TorchEngine
 from stages.environments.protocol import Domain
 from stages.environments.registry import returns_of
-from stages.records.episode import Episode, episode_row, read_episodes, read_json, read_rows, read_tasks
+from stages.records.episode import Episode, episode_row, read_episodes, read_json, read_tasks
 from stages.records.sections import params_hash
 from stages.training.common.batches import trajectory_batch
 from stages.training.common.loop import Sums, Update
@@ -117,7 +116,7 @@ class OnlineJob(RlJob):
         """The budget of environment steps, if there is one."""
         if not self.rl.add_tree_steps or self.rl.environment_steps is None:
             return self.rl.environment_steps
-        return self.rl.environment_steps + turns_in(read_rows(self.annotated / "nodes.parquet", ["parent"]))
+        return self.rl.environment_steps + int(read_json(self.annotated / "costs.json")["environment_steps"])
 
     def _make_off_policy(self) -> OffPolicy:
         replay, context = self.rl.replay, self.context
@@ -219,7 +218,7 @@ class OnlineJob(RlJob):
         for task_id in task_ids[self.processes.index :: self.processes.count]:
             external = 0 if greedy or self.demonstrations is None else self.demonstrations.count(task_id)
             requests += attempts([self.tasks[task_id]], size - external, first=step * size)
-        sampling = Sampling(**{**self.rl.sampling.model_dump(), **({"temperature": 0.0} if greedy else {})})
+        sampling = Sampling(**{**self.rl.sampling.model_dump(), **({"temperature": 0.0} if greedy else {})}, kept=True)
         episodes = collect(
             *(self.engine, self.chat, self.pool, requests, sampling, self.labels),
             max_length=self.max_length,

@@ -15,6 +15,7 @@ from stages.algorithms.parts.group_resampling import forward_rows
 from stages.algorithms.parts.loss import Denominators, denominators
 from stages.seeding import permutation
 from stages.training.common.batches import minibatches, take
+from stages.training.common.kept import kept_of
 from stages.training.common.ledger import Ledger
 from stages.training.common.loop import Sums, Update
 from stages.training.rl.models import Models
@@ -103,6 +104,7 @@ class PolicyUpdates:
                 entropy=True,
                 entropy_gradient=bonus,
                 vocabulary=self.algorithm.needs_vocabulary,
+                kept=kept_of(micro),
             )
             logprobs = scores.logprobs
             assert scores.entropy is not None

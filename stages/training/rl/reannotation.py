@@ -67,15 +67,15 @@ class Reannotation:
         rows = [row for of_tree, _ in grown for row in of_tree]
         metrics = {"tree_steps": float(sum(steps for _, steps in grown))}
         if self.models.step_values is not None:
-            metrics["value_explained_variance"] = self._refit(rows)
+            metrics["value_explained_variance"] = self._refit(rows, seed)
         return rows, metrics
 
-    def _refit(self, rows: list[dict[str, Any]]) -> float:
+    def _refit(self, rows: list[dict[str, Any]], seed: int) -> float:
         """Fit the step-value model to the trees, in the first process; returns its explained variance on held-out tasks."""
         processes, found = self.models.processes, []
         if processes.index == 0:
             policy = replace(self.policy, model=self.models.player)
-            model, _, report = fit_value_model(self.context, policy, rows, self.params)
+            model, _, report = fit_value_model(self.context, policy, rows, self.params, seed)
             found = [(model.state_dict(), report["calibration"]["explained_variance"])]
         ((weights, explained),) = processes.gather(found)
         self._replace(weights)

@@ -1,0 +1,101 @@
+"""Learning from a world model's rollouts beside real transitions: model-based policy optimisation (MBPO, arXiv 1906.08253)."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stages.control.off_policy.agent import Agent, Transitions
+from stages.control.off_policy.model_fit import fit
+from stages.control.off_policy.replay import Replay
+from stages.control.off_policy.settings import OffPolicy
+from stages.control.off_policy.vagram import weights_of
+from stages.control.off_policy.world_model import WorldModel
+from stages.runtime.validation import ParamsError
+
+
+class Imagination:
+    """The model, its fits, and the transitions that it makes up."""
+
+    def __init__(self, settings: OffPolicy, observations: int, actions: int) -> None:
+        assert settings.dynamics is not None
+        self.run, self.settings = settings, settings.dynamics
+        self.model = WorldModel(self.settings, observations, actions)
+        rate, decay = self.settings.learning_rate, self.settings.weight_decay
+        self.optimiser = torch.optim.Adam(self.model.parameters(), lr=rate, weight_decay=decay, fused=True)
+        longest = max(self.settings.horizon.first, self.settings.horizon.last)
+        capacity = self.settings.rollouts * longest * self.settings.kept_fits
+        self.replay = Replay(capacity, observations, actions)
+        self.fits, self.fitted_at = 0, -self.settings.fit_every
+
+    def prepare(self, real: Replay, agent: Agent, step: int, generator: torch.Generator) -> None:
+        """Fit the model and roll it out, if `fit_every` steps have passed since the last time. Raises ParamsError if a real
+        episode ended before its time was up: rollouts have no ends."""
+        if step - self.fitted_at < self.settings.fit_every:
+            return
+        data = real.everything()
+        if data.terminated.any():
+            raise ParamsError(
+                f"dynamics: an episode of {self.run.task} ended before its time limit, and the model's rollouts have no ends; "
+                f"remove dynamics, or use a task without termination, such as Pendulum-v1"
+            )
+        self.model.measure(data)
+        fit(self.model, self.optimiser, data, self.weights(agent, data), self.plain, generator)
+        self.fits, self.fitted_at = self.fits + 1, step
+        self._roll_out(real, agent, step, generator)
+
+    @property
+    def plain(self) -> bool:
+        """Whether the next fit adds the plain squared error."""
+        warm_up = self.settings.value_aware.warm_up
+        return warm_up == "always" or (warm_up == "first_fit" and self.fits == 0)
+
+    def weights(self, agent: Agent, data: Transitions) -> Tensor | None:
+        """Of the errors, [K, B, S]; None for losses without."""
+        if self.settings.loss not in ("vaml", "vagram"):
+            return None
+        gradients = agent.value_gradients(data.following, self.settings.value_aware.heads)
+        return weights_of(gradients, self.model.output_std[:-1], self.settings.value_aware)
+
+    @torch.no_grad()
+    def _roll_out(self, real: Replay, agent: Agent, step: int, generator: torch.Generator) -> None:
+        state = real.draw(self.settings.rollouts, generator).observation
+        for _ in range(self.settings.horizon.at(step)):
+            action = agent.policy.sample(state, generator)[0]
+            following, reward = self.model.step(state, action, generator)
+            self.replay.add(Transitions(state, action, reward, following, torch.zeros_like(reward)))
+            state = following
+
+    def share(self, step: int) -> float:
+        """Of the model's transitions in what the agent learns from."""
+        final = 1.0 - self.settings.real_share
+        return final * min(1.0, (step - self.run.warm_up) / self.settings.ramp) if self.settings.ramp else final
+
+    def draw(self, real: Replay, step: int, generator: torch.Generator) -> Transitions:
+        """A batch of real and made-up transitions."""
+        count, share = self.run.batch, self.share(step)
+        if self.settings.mixture == "whole":
+            imagined = float(torch.rand((), generator=generator)) < share
+            return (self.replay if imagined else real).draw(count, generator)
+        made_up = round(share * count)
+        parts = [replay.draw(number, generator) for replay, number in ((real, count - made_up), (self.replay, made_up)) if number]
+        return Transitions(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(Transitions)))
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` takes."""
+        return {
+            "model": self.model.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+            "replay": self.replay.state(),
+            "fits": self.fits,
+            "fitted_at": self.fitted_at,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.replay.restore(state["replay"])
+        self.fits, self.fitted_at = state["fits"], state["fitted_at"]

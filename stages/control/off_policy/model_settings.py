@@ -1,0 +1,125 @@
+"""Settings of learnt dynamics and of critics that vary slowly; sections of `OffPolicy`. Light to import."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from stages.runtime.validation import Count, NonNegative, Positive, Section, Share, refuse_idle
+
+
+class Lipschitz(Section):
+    """What keeps the critics' values from changing fast between near states (stages/control/off_policy/lipschitz.py)."""
+
+    kind: Literal["none", "spectral", "robust"] = "none"
+    """spectral: bound the norm of every layer; robust: penalise what an adversarial change of the state changes."""
+    beta: Positive = 1.0
+    """Of spectral: most norm of a layer. The product over layers bounds the slope."""
+    power_iterations: Count = 1
+    """Of spectral: per update."""
+    weight: NonNegative = 0.1
+    """Of robust."""
+    epsilon: NonNegative = 0.1
+    """Of robust: largest change of the state, in `units`."""
+    units: Literal["normalised", "raw"] = "normalised"
+    """Of robust. normalised: standard deviations of each dimension in the replay buffer."""
+    norm: Literal["linf", "l2"] = "linf"
+    """Of robust."""
+    steps: Count = 1
+    """Of robust: of gradient ascent, from a random start."""
+    stop_clean: bool = False
+    """Of robust: no gradient through the value of the unchanged state, which biases values away from the origin."""
+
+    @model_validator(mode="after")
+    def _idle(self) -> Lipschitz:
+        spectral, robust = (self.kind == "spectral", "kind: spectral"), (self.kind == "robust", "kind: robust")
+        needs = dict.fromkeys(("beta", "power_iterations"), spectral)
+        needs |= dict.fromkeys(("weight", "epsilon", "units", "norm", "steps", "stop_clean"), robust)
+        refuse_idle(self, "lipschitz.", needs)
+        return self
+
+
+class ValueAware(Section):
+    """How the model's errors are weighted by the value's gradient (stages/control/off_policy/vagram.py)."""
+
+    heads: Literal["all", "target"] = "all"
+    """Critics whose gradients count: the online and the target networks, or the target networks."""
+    clip_quantile: Annotated[float, Field(gt=0.0, le=1.0)] | None = 0.95
+    """Longer gradients than this quantile of the data are shortened to it; null: never, as in effect in the reference code."""
+    warm_up: Literal["none", "first_fit", "always"] = "first_fit"
+    """Fits that add the plain squared error; at first the critics are random."""
+    per_head: Literal["exact", "cumulative"] = "exact"
+    """cumulative: the k-th critic's gradient is the sum of the first k, as in the reference code, to compare with."""
+    unit_gradients: bool = False
+    """Ours, not the paper's: divide gradients by their root mean square, so that the reward's weight does not depend on them."""
+
+
+class Horizon(Section):
+    """Length of the model's rollouts: linear from `first` to `last` between the steps `begin` and `end`."""
+
+    first: Count = 1
+    last: Count = 1
+    begin: Annotated[int, Field(ge=0)] = 0
+    end: Count = 1
+
+    @model_validator(mode="after")
+    def _order(self) -> Horizon:
+        if self.begin >= self.end:
+            raise ValueError(f"begin {self.begin} must be below end {self.end}")
+        return self
+
+    def at(self, step: int) -> int:
+        share = min(max((step - self.begin) / (self.end - self.begin), 0.0), 1.0)
+        return int(self.first + share * (self.last - self.first))
+
+
+class Dynamics(Section):
+    """A learnt model of the task, whose rollouts the agent learns from too (MBPO, arXiv 1906.08253). For tasks whose episodes
+    end by their time limit alone."""
+
+    kind: Literal["deterministic", "probabilistic"] = "deterministic"
+    """probabilistic: predict a Gaussian."""
+    loss: Literal["mse", "nll", "vaml", "vagram"] = "mse"
+    """nll: of the probabilistic model; vaml, vagram: value-aware, of the deterministic one."""
+    value_aware: ValueAware = ValueAware()
+    members: Count = 1
+    elites: Count = 1
+    """The best members by validation loss, one of which predicts each step of a rollout."""
+    layers: Count = 2
+    width: Count = 64
+    learning_rate: Positive = 1e-3
+    weight_decay: NonNegative = 5e-5
+    batch: Count = 256
+    validation: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
+    """Share of the transitions that decides when a fit ends."""
+    epochs: Count = 30
+    """Most per fit."""
+    patience: Count = 5
+    """Epochs without a better validation loss after which a fit ends; the best weights are kept."""
+    fit_every: Count = 250
+    """Steps of the task between fits, each of which is followed by rollouts."""
+    rollouts: Count = 10_000
+    """From states of the replay buffer, after each fit."""
+    kept_fits: Count = 4
+    """Fits whose rollouts are learnt from."""
+    horizon: Horizon = Horizon()
+    output_noise: NonNegative = 0.0
+    """Standard deviation of noise added to predicted states, in standard deviations of the states."""
+    real_share: Share = 0.05
+    """Of the transitions that the agent learns from."""
+    mixture: Literal["within", "whole"] = "within"
+    """within: of every batch; whole: a batch is either real or the model's."""
+    ramp: Annotated[int, Field(ge=0)] = 0
+    """Steps after the warm-up over which the model's share rises from 0 to 1 - real_share."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Dynamics:
+        if self.elites > self.members:
+            raise ValueError(f"elites {self.elites} are more than members {self.members}; lower elites, or raise members")
+        if (self.loss == "nll") != (self.kind == "probabilistic"):
+            wanted = "nll" if self.kind == "probabilistic" else "mse, vaml or vagram"
+            raise ValueError(f"loss {self.loss} does not fit kind: {self.kind}, whose loss is {wanted}")
+        if self.loss not in ("vaml", "vagram") and self.value_aware.model_fields_set:
+            raise ValueError(f"value_aware has no effect with loss: {self.loss}; remove it, or set loss: vagram or vaml")
+        return self

@@ -1,0 +1,253 @@
+"""A judge behind a server: structured replies, failures that lose nothing and are counted, budgets, and runs from the cache."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import ValidationError
+
+from stages.judging.contract import Candidate, JudgeError, Question, Rubric, Status
+from stages.judging.orders import Match, play
+from stages.judging.replies import messages, parse, schema
+from stages.judging.server import ServerJudge
+from stages.judging.settings import ServerParams
+from stages.judging.table import judgment_row, read_judgments, write_judgments
+
+RUBRIC = Rubric(answer=("clarity", "depth"))
+Handler = Callable[[httpx.Request], httpx.Response]
+
+
+def question(number: int = 0, kind: str = "pairwise") -> Question:
+    shown = tuple(
+        Candidate(f"text {number}{side}", name=f"{number}{side}") for side in ("a", "b")[: 2 if kind == "pairwise" else 1]
+    )
+    rubric = Rubric(items=("short", "polite")) if kind == "checklist" else RUBRIC
+    return Question(kind, "task", "write a text", shown, rubric)  # type: ignore[arg-type]
+
+
+def completion(content: str, **message: Any) -> httpx.Response:
+    usage = {"prompt_tokens": 100, "completion_tokens": 20}
+    choice = {"message": {"role": "assistant", "content": content, **message}, "finish_reason": "stop"}
+    return httpx.Response(200, json={"choices": [choice], "usage": usage})
+
+
+def verdict(request: httpx.Request) -> httpx.Response:
+    """Longer clarity for the first, always the same reason."""
+    return completion(
+        json.dumps({"reason": "because", "first": {"clarity": 8, "depth": 7}, "second": {"clarity": 4, "depth": 4}})
+    )
+
+
+def judge(root: Path, handler: Handler, waits: list[float] | None = None, **params: Any) -> ServerJudge:
+    settings = ServerParams(model="m", requests=params.pop("requests", 1), **params)
+    sleep = [].append if waits is None else waits.append
+    return ServerJudge(settings, root, httpx.MockTransport(handler), sleep)
+
+
+def no_server(request: httpx.Request) -> httpx.Response:
+    raise AssertionError("the server was asked")
+
+
+def test_scores_are_recomputed_and_the_reason_comes_first(tmp_path: Path) -> None:
+    sent: list[dict[str, Any]] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        sent.append(json.loads(request.content))
+        return verdict(request)
+
+    (judgment,) = judge(tmp_path, handler).judge([question()])
+    assert judgment.scores == (8.0, 4.0), "round(7.5) and round(4)"
+    assert judgment.reason == "because"
+    (body,) = sent
+    properties = body["response_format"]["json_schema"]["schema"]["properties"]
+    assert list(properties) == ["reason", "first", "second"]
+    assert "text 0a" in body["messages"][1]["content"]
+    assert "0a\n" not in body["messages"][1]["content"].replace("text 0a\n", ""), "names are not shown"
+
+
+def test_run_repeats_from_its_cache_to_the_same_bytes(tmp_path: Path) -> None:
+    """Contract: the second run asks no server, and its table has the same bytes, failures included."""
+
+    def sometimes(request: httpx.Request) -> httpx.Response:
+        text = json.loads(request.content)["messages"][1]["content"]
+        if "text 1a" in text:
+            return httpx.Response(429)
+        return completion("no idea") if "text 2a" in text else verdict(request)
+
+    tables = []
+    for run, handler in enumerate((sometimes, no_server)):
+        server = judge(tmp_path, handler, attempts=3, price_in=1.0, price_out=2.0)
+        questions = [question(number) for number in range(4)]
+        rows = [judgment_row(server, one, made) for one, made in zip(questions, server.judge(questions), strict=True)]
+        write_judgments(tmp_path / f"{run}.parquet", rows)
+        tables.append((tmp_path / f"{run}.parquet").read_bytes())
+        assert server.spent.calls == 2 + 3 + 3
+        assert server.spent.money == pytest.approx((2 + 3) * (100 * 1.0 + 20 * 2.0) / 1e6)
+        assert server.sent == (8 if run == 0 else 0)
+    assert tables[0] == tables[1]
+    statuses = {row["candidates"][0]: row["status"] for row in read_judgments(tmp_path / "0.parquet")}
+    assert statuses == {"0a": "ok", "1a": "rate_limit", "2a": "nonsense", "3a": "ok"}
+
+
+@pytest.mark.parametrize(
+    ("handler", "status"),
+    [
+        (lambda request: completion("I think both are fine."), Status.NONSENSE),
+        (lambda request: completion('{"reason": "", "first": {"clarity": 99, "depth": 1}, "second": {}}'), Status.NONSENSE),
+        (lambda request: httpx.Response(200, text="<html>"), Status.NONSENSE),
+        (lambda request: httpx.Response(200, json={"choices": []}), Status.NONSENSE),
+        (lambda request: completion("", refusal="I can't judge that."), Status.REFUSAL),
+        (lambda request: httpx.Response(429, headers={"retry-after": "7"}), Status.RATE_LIMIT),
+        (lambda request: httpx.Response(503), Status.UNAVAILABLE),
+        (lambda request: httpx.Response(400, json={"error": "too long"}), Status.REJECTED),
+    ],
+)
+def test_failures_have_a_status_and_become_ties(tmp_path: Path, handler: Handler, status: Status) -> None:
+    waits: list[float] = []
+    server = judge(tmp_path, handler, waits, attempts=3)
+    (judgment,) = server.judge([question()])
+    assert (judgment.status, judgment.scores) == (status, ())
+    assert judgment.cost.calls == (1 if status in (Status.REFUSAL, Status.REJECTED) else 3)
+    assert waits == {Status.RATE_LIMIT: [7.0, 7.0], Status.UNAVAILABLE: [1.0, 2.0]}.get(status, [])
+    match = Match("task", "p", Candidate("a", name="a"), Candidate("b", name="b"), RUBRIC)
+    assert play(server, [match])[0] == [(10.0, 10.0)]
+
+
+def test_timeouts_are_tried_again(tmp_path: Path) -> None:
+    replies = iter([httpx.ReadTimeout("slow"), httpx.ConnectError("gone"), None])
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        failure = next(replies)
+        if failure is not None:
+            raise failure
+        return verdict(request)
+
+    (judgment,) = judge(tmp_path, handler).judge([question()])
+    assert judgment.ok
+    assert judgment.cost.calls == 3
+
+
+def test_silent_server_stops_the_run_and_is_asked_again(tmp_path: Path) -> None:
+    """Contract: an outage loses nothing: what was judged is kept, what was not is asked when the run resumes."""
+
+    def half(request: httpx.Request) -> httpx.Response:
+        if "text 0" in json.loads(request.content)["messages"][1]["content"]:
+            return verdict(request)
+        raise httpx.ConnectError("gone")
+
+    questions = [question(number) for number in range(6)]
+    with pytest.raises(JudgeError, match="base_url"):
+        judge(tmp_path, half, attempts=1, give_up_after=3).judge(questions)
+    again = judge(tmp_path, verdict)
+    assert all(judgment.ok for judgment in again.judge(questions))
+    assert again.sent == 5, "the first was kept"
+
+
+def test_wrong_key_or_model_stops_at_once(tmp_path: Path) -> None:
+    for status, remedy in ((401, "OPENAI_API_KEY"), (404, "model")):
+        with pytest.raises(JudgeError, match=remedy):
+            judge(tmp_path, lambda request, status=status: httpx.Response(status)).judge([question()])
+
+
+def test_budget_in_calls_holds_and_repeats(tmp_path: Path) -> None:
+    for handler in (verdict, no_server):
+        server = judge(tmp_path, handler, max_calls=5, requests=2)
+        judgments = server.judge([question(number) for number in range(8)])
+        assert [one.status for one in judgments] == [Status.OK] * 5 + [Status.BUDGET] * 3
+        assert server.judge([question(9)])[0].status is Status.BUDGET
+
+
+def test_retries_stay_within_the_budget(tmp_path: Path) -> None:
+    server = judge(tmp_path, lambda request: completion("nonsense"), max_calls=7, requests=2, attempts=10)
+    server.judge([question(number) for number in range(4)])
+    assert server.sent <= 7
+
+
+def test_budget_in_money(tmp_path: Path) -> None:
+    server = judge(tmp_path, verdict, max_money=250e-6, price_in=1.0)
+    assert [one.ok for one in server.judge([question(number) for number in range(5)])] == [True, True, True, False, False]
+    with pytest.raises(ValidationError, match="price_in"):
+        ServerParams(model="m", max_money=1.0)
+
+
+def test_equal_questions_are_asked_once(tmp_path: Path) -> None:
+    server = judge(tmp_path, verdict)
+    assert len(server.judge([question(), question(), question()])) == 3
+    assert server.sent == 1
+
+
+def test_failures_are_asked_again_on_request(tmp_path: Path) -> None:
+    judge(tmp_path, lambda request: completion("what?"), attempts=1).judge([question()])
+    assert judge(tmp_path, no_server).judge([question()])[0].status is Status.NONSENSE
+    assert judge(tmp_path, verdict, ask_failed_again=True).judge([question()])[0].ok
+
+
+def test_any_change_of_the_request_misses_the_cache(tmp_path: Path) -> None:
+    judge(tmp_path, verdict).judge([question()])
+    for change in ({"temperature": 0.5}, {"max_tokens": 100}, {"structured": False}):
+        other = judge(tmp_path, verdict, **change)
+        other.judge([question()])
+        assert other.sent == 1, change
+
+
+def test_damaged_reply_names_its_file(tmp_path: Path) -> None:
+    server = judge(tmp_path, verdict)
+    server.judge([question()])
+    (path,) = (tmp_path / "data/judgments").rglob("*.json")
+    path.write_text("{")
+    with pytest.raises(ValueError, match=path.name):
+        server.judge([question()])
+
+
+def test_checklists_and_pointwise_scores(tmp_path: Path) -> None:
+    replies = {
+        "checklist": {"reason": "r", "items": [True, False]},
+        "pointwise": {"reason": "r", "first": {"clarity": 5, "depth": 6}},
+    }
+    for kind, reply in replies.items():
+        (judgment,) = judge(tmp_path, lambda request, reply=reply: completion(json.dumps(reply))).judge([question(kind=kind)])
+        assert judgment.scores == ((1.0, 0.0) if kind == "checklist" else (6.0,)), "round(5.5) is 6"
+        assert messages(question(kind=kind))[1]["content"].count("# ") >= 3
+        assert next(iter(schema(question(kind=kind))["properties"])) == "reason"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["```json\n{}\n```", '<think>{"a": 1}</think> {}', "{}"],
+)
+def test_text_around_the_verdict_is_ignored(text: str) -> None:
+    good = '{"first": {"clarity": 1, "depth": 1}, "second": {"clarity": 2, "depth": 2}}'
+    assert parse(question(), text.replace("{}", good))[0] == (1.0, 2.0)
+
+
+def test_real_http(tmp_path: Path) -> None:
+    """Over a socket, as with any OpenAI-compatible server; the key is sent."""
+    seen: list[tuple[str, str | None]] = []
+
+    class Server(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            seen.append((self.path, self.headers.get("authorization")))
+            self.rfile.read(int(self.headers["content-length"]))
+            body = verdict(httpx.Request("POST", "http://x")).content
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: Any) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        client = ServerJudge(ServerParams(model="m", base_url=f"http://127.0.0.1:{server.server_port}/v1"), tmp_path)
+        assert all(one.ok for one in client.judge([question(number) for number in range(6)]))
+        client.close()
+        server.shutdown()
+    assert {path for path, _ in seen} == {"/v1/chat/completions"}
+    assert len(seen) == 6

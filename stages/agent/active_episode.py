@@ -64,7 +64,7 @@ class ActiveEpisode:
         """Continue from `parent`'s state after its first `turns` turns. The environment is restored later, from `snapshot`."""
         source, branch, point = parent.episode, self.episode, parent.branch_points[turns - 1]
         branch.parent, branch.inherited = source.episode_id, turns
-        for name in ("token_ids", "owner", "logprob", "turn"):
+        for name in ("token_ids", "owner", "logprob", "turn", "kept"):
             setattr(branch, name, getattr(source, name)[: point.tokens])
         branch.turns = [replace(turn) for turn in source.turns[:turns]]
         branch.reward = sum(turn.reward for turn in branch.turns)

@@ -88,10 +88,23 @@ def _at_least_float32(layer: Any, inputs: Tensor) -> Tensor:
     return functional_call(layer, {name: parameter.to(wanted) for name, parameter in layer.named_parameters()}, (inputs,))
 
 
-def _reader(entropy: bool = False, entropy_gradient: bool = True, vocabulary: bool = False) -> ReadLogits:
-    """Reads the target's log-probability, then, if requested, the entropy and the fields of `Vocabulary`."""
+def only_kept(logits: Tensor, kept: Tensor) -> Tensor:
+    """Logits [c, V] with probability 0 for the tokens outside each row's set of `kept` [c, K], token ids padded with -1; a row
+    of -1 alone keeps all."""
+    vocabulary = logits.shape[-1]
+    allowed = torch.zeros(len(logits), vocabulary + 1, dtype=torch.bool, device=logits.device)
+    allowed.scatter_(1, torch.where(kept < 0, vocabulary, kept).long(), True)
+    allowed = allowed[:, :vocabulary] | (kept < 0).all(1)[:, None]
+    # Finite, since p log p of -inf is NaN; half of the lowest number, so that subtracting from it stays finite.
+    return logits.masked_fill(~allowed, torch.finfo(logits.dtype).min / 2)
 
-    def read(logits: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
+
+def _reader(entropy: bool = False, entropy_gradient: bool = True, vocabulary: bool = False) -> ReadLogits:
+    """Reads the target's log-probability, then, if requested, the entropy and the fields of `Vocabulary`; under the distribution
+    over the kept tokens, if there are any."""
+
+    def read(logits: Tensor, targets: Tensor, *kept: Tensor) -> tuple[Tensor, ...]:
+        logits = only_kept(logits, *kept) if kept else logits
         logs = logits.log_softmax(-1)
         found = [logs.gather(-1, targets[:, None])[:, 0]]
         if entropy:
@@ -121,8 +134,9 @@ def token_scores(
 ) -> list[Tensor]:
     """Apply `read` to the logits before each masked token: [B, T] float32 each, 0 elsewhere (see `through_head`).
 
-    token_ids, mask and `along`: [B, T], padded on the right. The output layer runs at the masked positions alone. `states`
-    computes the hidden states. Raises ValueError if the mask covers a row's first token, which nothing predicts.
+    token_ids, mask and `along`: [B, T] (`along` also [B, T, K]), padded on the right. The output layer runs at the masked
+    positions alone. `states` computes the hidden states. Raises ValueError if the mask covers a row's first token, which nothing
+    predicts.
     """
     if bool(mask[:, 0].any()):
         raise ValueError("the mask covers the first token of a row; nothing comes before it that could predict it")
@@ -145,19 +159,27 @@ def score_tokens(
     entropy: bool = False,
     entropy_gradient: bool = True,
     vocabulary: bool = False,
+    kept: Tensor | None = None,
 ) -> TokenScores:
     """Log-probability of each masked token given the tokens before it, under softmax(logits / temperature), with entropies and
     `Vocabulary` if requested; see `token_scores`. `entropy_gradient=False` detaches entropies, which saves a matrix of logits in
-    the backward pass."""
+    the backward pass. kept [B, T, K]: the tokens that each was drawn from, over which the softmax is taken; see `only_kept`."""
     read = _reader(entropy, entropy_gradient, vocabulary)
     settings: Any = {"temperature": temperature, "states": states, "chunk": chunk}
-    logprobs, *others = token_scores(model, token_ids, mask, read, token_ids, **settings)
+    along = (token_ids,) if kept is None else (token_ids, kept)
+    logprobs, *others = token_scores(model, token_ids, mask, read, *along, **settings)
     entropies = others.pop(0) if entropy else None
     return TokenScores(logprobs, entropies, Vocabulary(*others) if vocabulary else None)
 
 
 def token_logprobs(
-    model: Any, token_ids: Tensor, mask: Tensor, temperature: float = 1.0, *, states: States = predicting_states
+    model: Any,
+    token_ids: Tensor,
+    mask: Tensor,
+    temperature: float = 1.0,
+    *,
+    states: States = predicting_states,
+    kept: Tensor | None = None,
 ) -> Tensor:
     """Log-probabilities of `score_tokens` alone: [B, T] float32."""
-    return score_tokens(model, token_ids, mask, temperature, states=states).logprobs
+    return score_tokens(model, token_ids, mask, temperature, states=states, kept=kept).logprobs

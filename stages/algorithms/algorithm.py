@@ -161,7 +161,8 @@ class Algorithm:
         """Indices [b] int64 of a prepared batch's rows that have to go through the policy."""
         loss = self.rl.loss
         imitates = self.external_per_group > 0 and self.rl.external.loss == "sft"
-        proportional = not loss.kl_coef and not loss.entropy_coef and loss.kind != "own" and not imitates
+        added = loss.kl_coef or loss.entropy_coef or self.rl.observation.coef
+        proportional = not added and loss.kind != "own" and not imitates
         without = group_resampling.zero_advantage_rows(batch) if proportional and self.rl.dead_groups == "drop" else None
         return group_resampling.forward_rows(batch, without)
 

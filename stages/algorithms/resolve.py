@@ -103,7 +103,7 @@ def _check(given: Rl, resolved: Rl, method: Composition) -> None:
     refuse_idle_parts(given, method)
     refuse_idle_keys(given, resolved, method)
     if method.data in ("episodes", "offline_replay"):
-        _check_sampling(resolved)
+        _check_sampling(resolved, method)
     for part in parts_of(resolved).values():
         if method.data in part.data:
             part.check(resolved, method)
@@ -120,12 +120,25 @@ def _check_unplayed(given: Rl, slug: str) -> None:
         raise ParamsError(f"rl.add_tree_steps has no effect: algorithm {slug} plays no episodes; set it to false")
 
 
-def _check_sampling(rl: Rl) -> None:
+def _check_sampling(rl: Rl, method: Composition) -> None:
+    """Refuse sampling whose distribution the training pass can't reproduce."""
     sampling = rl.sampling
-    if sampling.temperature == 0 or sampling.top_p < 1 or sampling.top_k > 0:
+    if sampling.temperature == 0:
+        raise ParamsError("rl.sampling.temperature is 0, and greedy decoding explores nothing; set it above 0")
+    own_loss = rl.loss.kind == "own"
+    obstacles = {
+        "replays turns of an offline dataset, which has no record of the tokens that top_p and top_k left": (
+            method.data == "offline_replay" or rl.advantage.estimator == "utterance"
+        ),
+        "joins demonstrations to the groups (external.per_group), which were not drawn so": rl.external.per_group > 0,
+        "reads the policy's probabilities over the whole vocabulary": own_loss
+        and any(reads is not None and reads(rl) for reads in (method.vocabulary, method.rescored)),
+    }
+    why = next((why for why, holds in obstacles.items() if holds), None)
+    if sampling.restricted and why is not None:
         raise ParamsError(
-            f"rl.sampling (temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, top_k {sampling.top_k}) must sample "
-            f"from the full distribution that is trained: set temperature above 0, top_p 1, top_k 0"
+            f"rl.sampling (top_p {sampling.top_p:g}, top_k {sampling.top_k}) samples from a part of the vocabulary, and "
+            f"algorithm {method.card.slug} {why}: set top_p 1, top_k 0"
         )
 
 

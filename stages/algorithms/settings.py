@@ -19,6 +19,7 @@ from stages.algorithms.parts.horizon import Horizon
 from stages.algorithms.parts.imitation import Imitation
 from stages.algorithms.parts.judge import Judge
 from stages.algorithms.parts.loss import Loss
+from stages.algorithms.parts.observation import Observation
 from stages.algorithms.parts.part import Layered
 from stages.algorithms.parts.preference import Preference
 from stages.algorithms.parts.reannotate import Reannotate
@@ -72,6 +73,7 @@ class Rl(Layered):
     checkpoint_every: Count = 5
     """Steps."""
     sampling: SamplingParams = SamplingParams()
+    """With top_p or top_k, the engine records the tokens that they leave, over which the training pass then renormalises."""
     dead_groups: Literal["keep", "drop"] = "drop"
     """`drop` leaves groups that add nothing to the gradient out of the forward pass; denominators do not change."""
     share_prefixes: bool = True
@@ -86,6 +88,7 @@ class Rl(Layered):
     advantage: Advantage = Advantage()
     credit: Credit = Credit()
     loss: Loss = Loss()
+    observation: Observation = Observation()
     critic: Critic = Critic()
     replay: Replay = Replay()
     imitation: Imitation = Imitation()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stages.control.exact.settings import LinearPvi
+from stages.control.games.settings import MatrixGame
 from stages.control.off_policy.settings import OffPolicy
 from stages.control.reach.settings import Reach
 from stages.control.settings import OfflineQ
@@ -58,6 +59,12 @@ PROBLEMS = {
         JointActions,
         ("control.greedy_reward", "control.soft_reward", "control.value_error"),
         "each seed has its own dataset, networks and batches",
+    ),
+    "matrix_game": Problem(
+        "stages.control.games.matrix_games",
+        MatrixGame,
+        ("control.payoff", "control.spread", "control.safe", "control.exploitability", "control.first_action"),
+        "each seed has its own first beliefs; play is deterministic",
     ),
 }
 """By name."""

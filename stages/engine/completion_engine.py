@@ -104,9 +104,14 @@ class CompletionEngine:
         spans.count("fed_tokens", len(token_ids))
 
     def request(self, session: int, key: int, sampling: Sampling) -> None:
-        """See `Engine.request`. Raises EngineError if entropies are requested."""
+        """See `Engine.request`. Raises EngineError if entropies or kept tokens are requested."""
         if sampling.candidates:
             raise EngineError("this engine returns no entropies (Sampling.candidates); set resources.engine.kind to torch")
+        if sampling.kept and sampling.restricted:
+            raise EngineError(
+                "this engine does not return the tokens that top-k and top-p leave (Sampling.kept); set resources.engine.kind to "
+                "torch"
+            )
         state = idle(self._sessions, session)
         state.key, state.sampling = key, sampling
         self._waiting.append(session)

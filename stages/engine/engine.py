@@ -40,6 +40,14 @@ class Sampling:
     max_tokens: int = 24
     candidates: int = 0
     """Above 0: return the entropy before each token over this many most likely tokens (torch engine only)."""
+    kept: bool = False
+    """Return the tokens that top-k and top-p leave before each token, over which a training pass then renormalises (torch engine
+    only)."""
+
+    @property
+    def restricted(self) -> bool:
+        """Whether tokens are drawn from a part of the vocabulary."""
+        return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0)
 
     def __post_init__(self) -> None:
         valid_temperature = self.temperature == 0 or MIN_TEMPERATURE <= self.temperature < float("inf")
@@ -86,6 +94,8 @@ class Turn:
     """"stop" (end-of-turn token), "length" (max_tokens) or "context" (the model's context is full)."""
     entropies: tuple[float, ...] = ()
     """With `Sampling.candidates`: -sum p log p over the most likely tokens, not renormalised, in nats."""
+    kept: tuple[tuple[int, ...], ...] = ()
+    """With `Sampling.kept`, where it is restricted: per token, the ids that it was drawn from, ascending."""
 
 
 @runtime_checkable

@@ -7,6 +7,7 @@ the support that top-k, then top-p leave.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,18 +30,17 @@ def restrict(logits: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
     return torch.empty_like(logits).scatter_(-1, order, ordered)
 
 
-def draw(logits: Tensor, temperature: Tensor, top_p: Tensor, top_k: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw one token per row.
-
-    logits: [N, V] of any float type; temperature: [N] float64, 0 for greedy; top_p: [N] float64; top_k: [N] int64;
-    uniforms: [N] float64 in [0, 1). Returns token ids [N] int64 and their log-probabilities [N] float32. A greedy row takes
-    the most likely token (the lowest id among equals) and reports its log-probability at temperature 1 on the full support.
-    """
+def distribution(logits: Tensor, temperature: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
+    """Logits [N, V] float64 of the sampled distribution, up to a constant; -inf outside its support. Arguments as in `draw`;
+    greedy rows have temperature 1 and the full support."""
     greedy = temperature == 0
     scaled = logits.double() / torch.where(greedy, 1.0, temperature)[:, None]
     restricted = bool((((top_p < 1.0) | (top_k > 0)) & ~greedy).any())
-    if restricted:
-        scaled = restrict(scaled, torch.where(greedy, 1.0, top_p), torch.where(greedy, 0, top_k))
+    return restrict(scaled, torch.where(greedy, 1.0, top_p), torch.where(greedy, 0, top_k)) if restricted else scaled
+
+
+def draw_from(scaled: Tensor, greedy: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """Token ids [N] int64 and log-probabilities [N] float32 of one draw per row of `distribution`; greedy: [N] bool."""
     peak, best = scaled.max(-1, keepdim=True)
     shifted = scaled - peak
     cumulative = shifted.exp().cumsum(-1)
@@ -51,6 +51,23 @@ def draw(logits: Tensor, temperature: Tensor, top_p: Tensor, top_k: Tensor, unif
     token = torch.where(greedy[:, None], best, token)
     logprob = shifted.gather(-1, token) - total.log()
     return token[:, 0], logprob[:, 0].float()
+
+
+def draw(logits: Tensor, temperature: Tensor, top_p: Tensor, top_k: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw one token per row.
+
+    logits: [N, V] of any float type; temperature: [N] float64, 0 for greedy; top_p: [N] float64; top_k: [N] int64;
+    uniforms: [N] float64 in [0, 1). Returns token ids [N] int64 and their log-probabilities [N] float32. A greedy row takes
+    the most likely token (the lowest id among equals) and reports its log-probability at temperature 1 on the full support.
+    """
+    return draw_from(distribution(logits, temperature, top_p, top_k), temperature == 0, uniforms)
+
+
+def kept_tokens(scaled: Tensor) -> list[np.ndarray]:
+    """The support of each row of `distribution`: token ids in ascending order, int32."""
+    rows, tokens = scaled.isfinite().nonzero(as_tuple=True)
+    ends = torch.bincount(rows, minlength=len(scaled)).cumsum(0)[:-1]
+    return np.split(tokens.int().cpu().numpy(), ends.cpu().numpy())
 
 
 def candidate_entropy(logits: Tensor, temperature: Tensor, candidates: Tensor) -> Tensor:

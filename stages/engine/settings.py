@@ -20,3 +20,8 @@ class SamplingParams(Section):
     """0: off."""
     max_tokens: Annotated[int, Field(ge=1, le=32768)] = 24
     """Tokens per turn."""
+
+    @property
+    def restricted(self) -> bool:
+        """Whether tokens are drawn from a part of the vocabulary."""
+        return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0)

@@ -62,8 +62,8 @@ class SlotTable:
     """State per row of the cache. Sessions use the first `slots` rows, which are rounded up to a multiple of 4.
 
     `active` (decoding now), `position` (of the next fed token), `last` (token to feed next), `count` (tokens drawn in this turn),
-    `limit` (maximum of `count`), `key` and the sampling settings; `drawn`, `logprob`, `entropy` [rows, max_length]: the turn so
-    far.
+    `limit` (maximum of `count`), `key` and the sampling settings; `drawn`, `logprob`, `entropy` [rows, max_length] and `kept`, a
+    list of sets per row: the turn so far.
     """
 
     def __init__(self, cache: SlotCache, slots: int, max_length: int) -> None:
@@ -79,15 +79,17 @@ class SlotTable:
         self.top_p = np.ones(rows)
         self.top_k = np.zeros(rows, dtype=np.int64)
         self.candidates = np.zeros(rows, dtype=np.int64)
+        self.keep = np.zeros(rows, dtype=bool)
         self.drawn = np.zeros((rows, max_length), dtype=np.int64)
         self.logprob = np.zeros((rows, max_length), dtype=np.float32)
         self.entropy = np.zeros((rows, max_length), dtype=np.float32)
+        self.kept: list[list[np.ndarray]] = [[] for _ in range(rows)]
         self.holder: list[Session | None] = [None] * rows
         self.evictions = 0
         self._unclean = False
         self._per_row = [
             *(self.active, self.position, self.last, self.count, self.limit, self.key),
-            *(self.temperature, self.top_p, self.top_k, self.candidates, self.drawn, self.logprob, self.entropy),
+            *(self.temperature, self.top_p, self.top_k, self.candidates, self.keep, self.drawn, self.logprob, self.entropy),
         ]
 
     @contextmanager
@@ -116,6 +118,8 @@ class SlotTable:
         self.top_p[slot] = sampling.top_p
         self.top_k[slot] = sampling.top_k
         self.candidates[slot] = sampling.candidates
+        self.keep[slot] = sampling.kept and sampling.restricted
+        self.kept[slot] = []
 
     def vacate(self, session: Session) -> None:
         """Free the session's slot; its cache is lost."""
@@ -162,6 +166,7 @@ class SlotTable:
             self.cache.copy_in(first, saved)
         for values in self._per_row:
             values[[first, second]] = values[[second, first]]
+        self.kept[first], self.kept[second] = self.kept[second], self.kept[first]
         self.holder[second], self.holder[first] = sessions
         for slot, session in zip((second, first), sessions, strict=True):
             if session is not None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from stages.engine.cuda_graphs import make_forward
 from stages.engine.decoder import Pass
 from stages.engine.engine import Pause, Sampling, Turn, check_growth, check_length, check_prefix, idle
 from stages.engine.passes import LENGTH_STEP, QUERY_STEP, PassBuilder
-from stages.engine.sampling import candidate_entropy, draw
+from stages.engine.sampling import candidate_entropy, distribution, draw_from, kept_tokens
 from stages.engine.self_check import check_against_model
 from stages.engine.slots import ROWS, Prefix, Session, SlotTable, pending, round_up
 from stages.runtime import spans
@@ -39,8 +40,18 @@ PASS_TOKENS = 4096
 COUNTERS = ("sampled_tokens", "fed_tokens", "forward_passes", "forked_tokens")
 READING = Sampling()
 """Placeholder that marks sessions as busy while `read` runs."""
-Drawn = tuple[np.ndarray, np.ndarray, np.ndarray | None]
-"""Tokens [N], their log-probabilities [N] and, if any row requests them, entropies [N]."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The next token of each of N rows."""
+
+    ids: np.ndarray
+    logprobs: np.ndarray
+    entropies: np.ndarray | None
+    """None if no row requests them."""
+    kept: list[np.ndarray] | None
+    """The tokens that each was drawn from; None if no row requests them."""
 
 
 class TorchEngine:
@@ -305,20 +316,16 @@ class TorchEngine:
 
     def _draw(self, hidden: Tensor, rows: np.ndarray | slice) -> Drawn:
         """Draw the next tokens of cache rows `rows` from hidden states [N, D]."""
+        table, to_device = self.table, self._passes.to_device
         logits = self._head(hidden)
-        uniforms = seeding.uniform(self.table.key[rows], self.table.count[rows])
-        ids, logprobs = draw(
-            logits,
-            self._passes.to_device(self.table.temperature[rows]),
-            self._passes.to_device(self.table.top_p[rows]),
-            self._passes.to_device(self.table.top_k[rows]),
-            self._passes.to_device(uniforms),
-        )
+        temperature = to_device(table.temperature[rows])
+        scaled = distribution(logits, temperature, to_device(table.top_p[rows]), to_device(table.top_k[rows]))
+        ids, logprobs = draw_from(scaled, temperature == 0, to_device(seeding.uniform(table.key[rows], table.count[rows])))
         entropies = None
-        if (candidates := self.table.candidates[rows]).any():
-            temperature = self._passes.to_device(self.table.temperature[rows])
-            entropies = candidate_entropy(logits, temperature, self._passes.to_device(candidates)).cpu().numpy()
-        return ids.cpu().numpy(), logprobs.cpu().numpy(), entropies
+        if (candidates := table.candidates[rows]).any():
+            entropies = candidate_entropy(logits, temperature, to_device(candidates)).cpu().numpy()
+        kept = kept_tokens(scaled) if table.keep[rows].any() else None
+        return Drawn(ids.cpu().numpy(), logprobs.cpu().numpy(), entropies, kept)
 
     def _step(self) -> None:
         """Decode one token for every active row."""
@@ -336,13 +343,17 @@ class TorchEngine:
 
     def _take(self, slots: np.ndarray, drawn: Drawn, places: np.ndarray) -> None:
         """Record the tokens of rows `slots`, found at `places` of `drawn`, and finish turns that they complete."""
-        ids, logprobs, entropies = drawn[0][places], drawn[1][places], drawn[2]
+        ids, entropies = drawn.ids[places], drawn.entropies
         count = self.table.count[slots]
         self.table.last[slots] = ids
         self.table.drawn[slots, count] = ids
-        self.table.logprob[slots, count] = logprobs
+        self.table.logprob[slots, count] = drawn.logprobs[places]
         if entropies is not None:
             self.table.entropy[slots, count] = entropies[places]
+        if drawn.kept is not None:
+            for slot, place in zip(slots, places, strict=True):
+                if self.table.keep[slot]:
+                    self.table.kept[slot].append(drawn.kept[place])
         self.table.count[slots] = count + 1
         self._counters["sampled_tokens"] += len(slots)
         spans.count("sampled_tokens", len(slots))
@@ -356,7 +367,8 @@ class TorchEngine:
             reason = "stop" if stopped[index] else ("context" if session.room_ends else "length")
             entropy = self.table.entropy[slot, :number].tolist() if self.table.candidates[slot] else ()
             logs = self.table.logprob[slot, :number].tolist()
-            self._finished.append(Turn(session.id, tuple(tokens), tuple(logs), reason, tuple(entropy)))
+            kept = tuple(tuple(tokens.tolist()) for tokens in self.table.kept[slot])
+            self._finished.append(Turn(session.id, tuple(tokens), tuple(logs), reason, tuple(entropy), kept))
             session.tokens.extend(tokens)
             session.cached = int(self.table.position[slot])
             session.sampling, session.idle_since = None, self._clock

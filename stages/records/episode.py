@@ -85,9 +85,22 @@ class Episode:
     """The episode from which this one branched; "" if it did not branch."""
     inherited: int = 0
     """Number of turns inherited from `parent`; they were played, and their cost counted, once."""
+    kept: list[Sequence[int]] = field(default_factory=list, metadata={"stored": False})
+    """Per token, those that it was drawn from where top-k or top-p left only some, for training; empty for other tokens. Shorter
+    than `token_ids` if the last ones have none. Not a column of the table."""
 
-    def append(self, token_ids: Sequence[int], owner: Owner, turn: int, logprobs: Sequence[float] | None = None) -> None:
+    def append(
+        self,
+        token_ids: Sequence[int],
+        owner: Owner,
+        turn: int,
+        logprobs: Sequence[float] | None = None,
+        kept: Sequence[Sequence[int]] = (),
+    ) -> None:
         """Add tokens. `logprobs` is required for POLICY tokens unless they come from a demonstration (then 0)."""
+        if kept:
+            self.kept += [()] * (len(self.token_ids) - len(self.kept))
+            self.kept += kept
         self.token_ids.extend(token_ids)
         self.owner.extend([int(owner)] * len(token_ids))
         self.logprob.extend(logprobs if logprobs is not None else [0.0] * len(token_ids))
@@ -243,7 +256,7 @@ def read_json(path: Path | str) -> Any:
 
 def episode_row(episode: Episode) -> dict[str, Any]:
     """A row of EPISODE_SCHEMA."""
-    row = {item.name: getattr(episode, item.name) for item in fields(episode)}
+    row = {item.name: getattr(episode, item.name) for item in fields(episode) if item.metadata.get("stored", True)}
     row["turns"] = [asdict(turn) for turn in episode.turns]
     row["reward_terms"] = json.dumps(episode.reward_terms, sort_keys=True)
     return row

@@ -54,6 +54,7 @@ ADDED: Mapping[str, Any] = {
     "add_tree_steps": False,
     "imitation": {"ratio": 0.0, "coef": 1.0, "capacity": 20_000},
     "reannotate": {"every": 0, "annotate": {}},
+    "observation": {"coef": 0.0},
 }
 """Keys that are left out of hashes while they have this value, their default: adding them changed no hash."""
 

@@ -79,6 +79,7 @@ def all_cards() -> dict[str, list[Card]]:
     """The cards of all methods by family. The methods import torch."""
     from stages.algorithms.registry import composition, names
     from stages.control.exact import r2pvi, shapley
+    from stages.control.games import risk_averse
     from stages.control.off_policy import dsac_t, lipschitz, vagram
     from stages.control.reach import ravl
     from stages.control.soft_q import arsq
@@ -91,7 +92,8 @@ def all_cards() -> dict[str, list[Card]]:
         method = composition(name)
         families[family(method)].append(method.card)
     families["Values and search"] = [heads.CARD, q_model.CARD, tree.CARD]
-    families["Control"] = [arsq.CARD, dsac_t.CARD, lipschitz.CARD, r2pvi.CARD, ravl.CARD, shapley.CARD, vagram.CARD]
+    control = [arsq, dsac_t, lipschitz, r2pvi, ravl, risk_averse, shapley, vagram]
+    families["Control"] = [method.CARD for method in control]
     families["Merging"] = merge_cards()
     return families
 

@@ -57,6 +57,14 @@ def finish(engine: CompletionEngine) -> dict[int, tuple[int, ...]]:
     return found
 
 
+def test_kept_tokens_are_refused_where_some_are_left_out() -> None:
+    engine, _ = engine_with([5])
+    session = engine.open([6])
+    with pytest.raises(EngineError, match="does not return the tokens that top-k and top-p leave"):
+        engine.request(session, 1, Sampling(top_k=5, kept=True))
+    engine.request(session, 1, Sampling(kept=True))
+
+
 def test_requests_in_flight_restart_after_wait_fails() -> None:
     """Contract: after a failed call every request still completes exactly once; the back end was told to cancel what was
     running."""

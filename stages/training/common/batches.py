@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from stages.algorithms.batch import TrajectoryBatch
+from stages.algorithms.batch import Observed, TrajectoryBatch
 from stages.records.episode import Episode, Owner
+from stages.training.common.kept import with_kept
 from stages.training.common.step_keys import step_keys, tools_called
 
 OVERLONG = ("context", "length", "thinking")
@@ -51,7 +52,7 @@ def trajectory_batch(episodes: Sequence[Episode]) -> TrajectoryBatch:
     turn_rewards = [[turn.reward for turn in episode.turns] for episode in episodes]
     width = max(1, *(len(row) for row in turn_rewards))
     terms = sorted({name for episode in episodes for name in episode.reward_terms})
-    return TrajectoryBatch(
+    batch = TrajectoryBatch(
         token_ids=padded([episode.token_ids for episode in episodes], 0, torch.int64),
         lengths=torch.tensor([len(episode.token_ids) for episode in episodes]),
         mask=mask,
@@ -70,7 +71,9 @@ def trajectory_batch(episodes: Sequence[Episode]) -> TrajectoryBatch:
         tool_calls=torch.tensor([sum(turn.cost for turn in episode.turns) for episode in episodes], dtype=torch.float32),
         terms={name: torch.tensor([float(episode.reward_terms.get(name, 0.0)) for episode in episodes]) for name in terms},
         tools=torch.tensor([tools_called(episode) for episode in episodes]),
-    ).with_extra(step_keys(episodes, width))
+    )
+    observed = Observed(owner == int(Owner.ENVIRONMENT))
+    return with_kept(batch.with_extra(step_keys(episodes, width), observed), episodes)
 
 
 def turn_boundaries(batch: TrajectoryBatch) -> Tensor:
@@ -109,7 +112,7 @@ def plan_whole_groups(group: Tensor, rows: Sequence[int], plan: Callable[[Sequen
 
 def trained_lengths(mask: Tensor) -> Tensor:
     """Tokens of each row up to its last policy token, [B] int64; later tokens do not affect the loss."""
-    positions = torch.arange(1, mask.shape[1] + 1)
+    positions = torch.arange(1, mask.shape[1] + 1, device=mask.device)
     return (mask * positions).amax(1)
 
 

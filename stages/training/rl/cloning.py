@@ -15,6 +15,7 @@ from stages.annotation.correct_paths import correct_episodes
 from stages.environments.protocol import Domain
 from stages.records.episode import read_rows
 from stages.training.common.batches import take, trajectory_batch
+from stages.training.common.kept import kept_of
 from stages.training.common.loop import Sums, Update
 from stages.training.common.processes import Processes
 from stages.training.rl.job import History, RlJob
@@ -33,7 +34,8 @@ def cloning_loss(
 
     def loss(rows: list[int]) -> Iterator[LossTerms]:
         micro = take(batch, rows, models.policy.device)
-        logprobs = token_logprobs(models.policy, micro.token_ids, micro.mask, temperature, states=models.states)
+        ids, mask = micro.token_ids, micro.mask
+        logprobs = token_logprobs(models.policy, ids, mask, temperature, states=models.states, kept=kept_of(micro))
         share = -scale * logprobs.sum() / tokens
         yield LossTerms(share, {"cloning_loss": share.detach()}, (torch.tensor(rows), micro.mask))
 

@@ -32,6 +32,7 @@ from stages.training.common.batches import (
     turn_boundaries,
     turn_ends,
 )
+from stages.training.common.kept import kept_of
 from stages.training.common.loop import Learner
 from stages.training.common.optimiser import make_optimiser, warmup_constant
 from stages.training.common.processes import Processes
@@ -160,7 +161,8 @@ class Models:
         """Log-probabilities [B, T] under `model` (policy or reference) on the masked tokens of `rows`, 0 elsewhere."""
 
         def compute(micro: TrajectoryBatch) -> Tensor:
-            return token_logprobs(model, micro.token_ids, micro.mask, temperature, states=self.states)
+            ids, mask = micro.token_ids, micro.mask
+            return token_logprobs(model, ids, mask, temperature, states=self.states, kept=kept_of(micro))
 
         return self._per_row(batch, self.plan(batch, rows), batch.mask.shape, compute, model)
 
@@ -199,7 +201,10 @@ class Models:
 
         def compute(micro: TrajectoryBatch) -> Tensor:
             scores = score_tokens(
-                *(self.policy, micro.token_ids, micro.mask, temperature), states=self.states, vocabulary=vocabulary
+                *(self.policy, micro.token_ids, micro.mask, temperature),
+                states=self.states,
+                vocabulary=vocabulary,
+                kept=kept_of(micro),
             )
             mean = torch.zeros_like(scores.logprobs) if scores.vocabulary is None else scores.vocabulary.mean
             return torch.stack([scores.logprobs, mean], -1)

@@ -230,7 +230,7 @@ class OnlineJob(RlJob):
         for task_id in task_ids[self.processes.index :: self.processes.count]:
             external = 0 if greedy or self.demonstrations is None else self.demonstrations.count(task_id)
             requests += attempts([self.tasks[task_id]], size - external, first=step * size)
-        sampling = Sampling(**{**self.rl.sampling.model_dump(), **({"temperature": 0.0} if greedy else {})})
+        sampling = Sampling(**{**self.rl.sampling.model_dump(), **({"temperature": 0.0} if greedy else {})}, kept=True)
         episodes = collect(
             *(self.engine, self.chat, self.pool, requests, sampling, self.labels),
             max_length=self.max_length,

@@ -1,0 +1,1 @@
+"""Small games, whose equilibria can be checked exhaustively."""

@@ -109,7 +109,12 @@ class Algorithm:
     @property
     def needs_greedy(self) -> bool:
         """Whether each task needs a greedy episode beside its group."""
-        return self.rl.advantage.mean == "greedy"
+        return self.rl.advantage.mean == "greedy" or (self.needs_judge and self.rl.judge.anchored_by_greedy)
+
+    @property
+    def needs_judge(self) -> bool:
+        """Whether batches need Judged before their rewards are shaped."""
+        return self.rl.reward.kind == "judge"
 
     def turn_limit(self, step: int, longest: int) -> int | None:
         """Turn limit of episodes of step `step` (from 0); None for the environment's own limit, `longest`."""

@@ -17,6 +17,7 @@ from stages.algorithms.parts.external import External
 from stages.algorithms.parts.group_resampling import GroupResampling
 from stages.algorithms.parts.horizon import Horizon
 from stages.algorithms.parts.imitation import Imitation
+from stages.algorithms.parts.judge import Judge
 from stages.algorithms.parts.loss import Loss
 from stages.algorithms.parts.observation import Observation
 from stages.algorithms.parts.part import Layered
@@ -79,6 +80,7 @@ class Rl(Layered):
     """Read what episodes have in common at their start (prompts, equal first turns) once for all of them; False: read every
     episode whole. The same gradient to float rounding."""
     reward: Reward = Reward()
+    judge: Judge = Judge()
     branching: Branching = Branching()
     group_resampling: GroupResampling = GroupResampling()
     external: External = External()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from stages.control.exact.settings import LinearPvi
 from stages.control.games.settings import MatrixGame
+from stages.control.linear.settings import LinearModel
 from stages.control.off_policy.settings import OffPolicy
 from stages.control.reach.settings import Reach
 from stages.control.settings import OfflineQ
@@ -65,6 +66,12 @@ PROBLEMS = {
         MatrixGame,
         ("control.payoff", "control.spread", "control.safe", "control.exploitability", "control.first_action"),
         "each seed has its own first beliefs; play is deterministic",
+    ),
+    "linear_control": Problem(
+        "stages.control.linear.limited_models",
+        LinearModel,
+        ("control.cost_ratio", "control.log_cost_ratio", "control.model_error", "control.value_error"),
+        "each seed has its own transitions and first model; controllers are evaluated exactly",
     ),
 }
 """By name."""

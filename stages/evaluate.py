@@ -2,8 +2,8 @@
 tasks: evaluate.split). Models that select actions with a learnt scorer play the panels of the domains that have one.
 
 data/curated/<domain> (panel.json, tasks, worlds), the models and their scorers (data/models/q/<domain>,
-data/models/rl/<domain>/value) -> data/evaluation/rows.parquet (one row per model, task and attempt), reports/evaluation.json,
-reports/evaluation.csv, reports/metrics.json.
+data/models/rl/<domain>/value) -> data/evaluation/rows.parquet (one row per model, task and attempt), the episodes behind them
+(data/evaluation/episodes.parquet), reports/evaluation.json, reports/evaluation.csv, reports/metrics.json.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from stages.environments.registry import open_domain
 from stages.evaluation.panels import EVALUATION_SCHEMA, Job, Outcome, Settings, load_panels, play, unload
 from stages.evaluation.plan import model_folders, plan_jobs
 from stages.evaluation.scorers import scored_domains
+from stages.evaluation.stored_episodes import FILE as EPISODES
+from stages.evaluation.stored_episodes import write_played
 from stages.evaluation.summary import csv_lines, headline, report
 from stages.records.episode import write_json, write_table
 from stages.runtime.checkpoints import Checkpoints
@@ -107,6 +109,8 @@ def run(context: StageContext) -> None:
     # Summarise and write.
     flat = (row for by_domain in rows.values() for of_domain in by_domain.values() for row in of_domain)
     write_table(context.data / "evaluation" / "rows.parquet", EVALUATION_SCHEMA, flat)
+    parts = ((name, outcomes[job.name].episodes) for name, of_model in jobs_by_model.items() for job in of_model)
+    write_played(context.root / EPISODES, parts)
     evaluation = report(
         rows,
         {domain: panel.hash for domain, panel in panels.items()},

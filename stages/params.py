@@ -7,11 +7,12 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
@@ -41,13 +42,60 @@ from stages.training.sft.settings import Sft
 ROOT = Path(__file__).resolve().parent.parent
 
 
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_PREDICATE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+SHIPPED_PATTERNS = ("loop", "repeated_query", "refused_in_a_row", "gave_up", "ran_out", "answer_without_search")
+"""Names of the shipped patterns; see stages/reporting/viewer/patterns.py."""
+
+
+class OwnPattern(Section):
+    """What to look for in every episode: either `regex` or `predicate`."""
+
+    regex: str | None = None
+    """A Python regular expression, searched for in the text of each turn; (?i) at its start ignores case."""
+    where: Literal["action", "observation", "message"] = "action"
+    """regex: the text that is searched; `message` is the policy's whole message with its thoughts."""
+    predicate: str | None = None
+    """`module:function`, importable from the checkout. It gets an episode as a mapping with the columns of the episodes table
+    (`turns`, `messages`, `reward_terms`, ...) and returns True or False, or the numbers of the turns, from 1."""
+    domains: list[str] = []
+    """Domains in which it is looked for; empty: all."""
+    about: str = ""
+    """One line for readers of the report."""
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> OwnPattern:
+        if (self.regex is None) == (self.predicate is None):
+            raise ValueError("needs either regex or predicate")
+        if self.regex is not None:
+            try:
+                re.compile(self.regex)
+            except re.error as error:
+                raise ValueError(f"regex is not a regular expression of Python: {error}") from error
+        if self.predicate is not None and not _PREDICATE.fullmatch(self.predicate):
+            raise ValueError(f"predicate must be module:function, such as my_patterns:asks_twice, not {self.predicate!r}")
+        return self
+
+
 class Report(Section):
-    """What reports/report.html shows."""
+    """What reports/report.html and the viewer of episodes beside it show."""
 
     episodes: Annotated[int, Field(ge=0, le=1000)] = 24
-    """Sample episodes per domain in the browser."""
+    """Sample episodes per domain on the page itself; reports/episodes has all."""
     trees: Annotated[int, Field(ge=0, le=100)] = 3
     """Search trees per domain in the viewer."""
+    patterns: Annotated[dict[str, OwnPattern], Field(exclude_if=lambda patterns: not patterns)] = {}
+    """Own patterns by name, which are counted in all episodes besides the shipped ones: docs/results.md."""
+
+    @model_validator(mode="after")
+    def _names(self) -> Report:
+        for name in self.patterns:
+            if not _NAME.fullmatch(name):
+                raise ValueError(f"patterns: {name!r} must be lower-case letters, digits and underscores, starting with a letter")
+            if name in SHIPPED_PATTERNS:
+                raise ValueError(f"patterns: {name!r} is a shipped pattern; choose another name")
+        return self
 
 
 class PerDomain(Section):

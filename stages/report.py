@@ -1,8 +1,9 @@
-"""report: the results of the run on one self-contained page, reports/report.html.
+"""report: the results of the run on one self-contained page, reports/report.html, and beside it a viewer of all its episodes,
+reports/episodes/index.html.
 
-reports/*.json and histories, evaluation rows, saved runs (reports/runs.jsonl), tree nodes and sample episodes -> figures, tables
-and an episode browser. Only reports/evaluation.json is required. The page contains no dates or paths and loads nothing; the same
-inputs give the same bytes.
+reports/*.json and histories, evaluation rows, saved runs (reports/runs.jsonl), tree nodes and episodes -> figures, tables, an
+episode browser, and the viewer's files. Only reports/evaluation.json is required. The report loads nothing; the viewer loads the
+files in its folder, without a server. Both contain no dates or paths; the same inputs give the same bytes.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from stages.reporting.blocks import Section
 from stages.reporting.episodes import browser_data
 from stages.reporting.inputs import load_inputs
 from stages.reporting.page import DETAILS, SUMMARY, render_page
+from stages.reporting.viewer.folder import FOLDER, write_viewer
+from stages.reporting.viewer.groups import group_count, groups_of
+from stages.reporting.viewer.patterns import patterns_of
 from stages.runtime.files import atomic_text
 from stages.runtime.stage import StageContext, stage_run
 from stages.runtime.unlisted_domains import keep_only
@@ -28,6 +32,12 @@ def run(context: StageContext) -> None:
     params = cast(Params, context.params)
     keep_only(context.root, params.domains, FOLDERS)
     inputs = load_inputs(context.root, params)
+
+    # All episodes: the viewer's files, and how often each pattern of behaviour occurs.
+    patterns = patterns_of(params)
+    with context.progress("episodes", group_count(context.root, inputs), "group") as bar:
+        groups = groups_of(context.root, inputs)
+        indexed = write_viewer(context.reports / FOLDER, inputs, groups, patterns, lambda group: bar.advance())
 
     # Chapters: each builder reads its inputs and draws its figures.
     summary: list[Section] = []
@@ -44,9 +54,11 @@ def run(context: StageContext) -> None:
     browser = browser_data(sources, params.report.episodes, inputs.tokenizer, params.seed)
 
     path = context.reports / "report.html"
-    atomic_text(path, render_page(inputs, summary, details, browser))
+    every = sum(len(group.tasks) for group in indexed)
+    atomic_text(path, render_page(inputs, summary, details, browser, every))
     context.metric("report/bytes", path.stat().st_size)
     context.metric("report/episodes", browser.shown)
+    context.metric("report/all_episodes", every)
     context.artifact(path)
 
 

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import random
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from stages.annotation.labels import LABEL_SCHEMA, label_rows
 from stages.annotation.pairs import PAIR_SCHEMA, pair_rows
 from stages.annotation.settings import Annotate
 from stages.evaluation.panels import EVALUATION_SCHEMA
+from stages.evaluation.stored_episodes import packed, write_played
 from stages.params import Params, parse_params
 from stages.records.episode import EPISODE_SCHEMA, NODE_SCHEMA, write_json, write_table
 from stages.reporting.inputs import load_inputs
@@ -304,6 +306,21 @@ def _write_episodes(root: Path, domain: str, rng: random.Random, tokenizer: Any)
     write_table(root / "data" / "rl" / domain / "samples.parquet", schema, samples)
 
 
+def _write_played(root: Path, outcomes: Sequence[Mapping[str, Any]], tokenizer: Any) -> None:
+    """The episodes behind the evaluation's rows; half of the tasks are played alike by all models, up to their ends."""
+    parts = []
+    for (model, domain), rows in itertools.groupby(outcomes, key=lambda row: (row["model"], row["domain"])):
+        played = []
+        for row in rows:
+            number = int(row["task_id"].rpartition("-")[2])
+            rng = random.Random(f"{domain} {number} {row['attempt']} {model if number % 2 else ''}")
+            episode = _episode(domain, number, row["attempt"], tokenizer, rng, float(row["success"]), "test")
+            name = f"{row['task_id']}/{row['attempt']:04d}"
+            played.append({**episode, "episode_id": name, "task_id": row["task_id"], "attempt": row["attempt"]})
+        parts.append((model, packed(played)))
+    write_played(root / "data" / "evaluation" / "episodes.parquet", parts)
+
+
 def _merge(rng: random.Random) -> dict[str, Any]:
     groups = ["embed_tokens", *(f"layers.{layer}.{part}" for layer in range(4) for part in ("self_attn", "mlp", "norm")), "norm"]
     a, b = DOMAINS
@@ -400,7 +417,9 @@ def make_run(root: Path, seed: int = 0) -> Params:
         write_table(annotated / "labels.parquet", LABEL_SCHEMA, label_rows(nodes, settings))
         write_table(annotated / "pairs.parquet", PAIR_SCHEMA, pair_rows(nodes, settings))
         _write_episodes(root, domain, rng, tokenizer)
-    write_table(root / "data" / "evaluation" / "rows.parquet", EVALUATION_SCHEMA, _outcomes(rng))
+    outcomes = _outcomes(rng)
+    write_table(root / "data" / "evaluation" / "rows.parquet", EVALUATION_SCHEMA, outcomes)
+    _write_played(root, outcomes, tokenizer)
     params = parse_params(values)
     _write_earlier_run(root, params)
     return params

@@ -21,6 +21,7 @@ from stages.curation.panel import Panel, make_panel, read_panel
 from stages.engine.engine import Engine, EngineSettings, Sampling
 from stages.environments.protocol import Domain, Environment
 from stages.environments.registry import load_domain
+from stages.evaluation.stored_episodes import packed
 from stages.records.episode import Episode, TurnRecord, episode_row, read_tasks
 from stages.records.task import Split, Task
 
@@ -134,6 +135,8 @@ class Outcome:
 
     rows: list[dict[str, Any]]
     samples: list[dict[str, Any]]
+    episodes: bytes = b""
+    """All episodes, as `stages.evaluation.stored_episodes.packed` writes them."""
 
 
 def load_panels(curated: Path, domains: Sequence[str], split: Split = "test") -> dict[str, Panel]:
@@ -282,11 +285,12 @@ def play(job: Job, settings: Settings) -> Outcome:
         )
     attempt_of = {request.episode_id: request for request in requests}
     rows, kept = [], {True: 0, False: 0}
-    samples = []
+    samples, played = [], []
     for episode in episodes:
         request = attempt_of[episode.episode_id]
+        played.append({"attempt": request.attempt, **episode_row(episode)})
         rows.append(row_of(episode, request.task, request.attempt, job.panel, domain, scaffold))
         if kept[episode.success] < SAMPLES:
             kept[episode.success] += 1
             samples.append(episode_row(episode))
-    return Outcome(rows, samples)
+    return Outcome(rows, samples, packed(played))

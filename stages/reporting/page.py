@@ -22,6 +22,8 @@ from stages.reporting.sections.search import search_section
 from stages.reporting.sections.speed import speed_section
 from stages.reporting.style import css_variables
 
+VIEWER = "episodes/index.html"
+"""The viewer of all episodes, from the page."""
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 
 Builder = Callable[[Inputs], Section | None]
@@ -41,8 +43,11 @@ DETAILS: Sequence[Builder] = (
 """The chapters after the browser, stage by stage."""
 
 
-def render_page(inputs: Inputs, summary: Sequence[Section], details: Sequence[Section], browser: Browser) -> str:
-    """The page as HTML: `summary`, the episode browser, `details`. Everything but figures and palette is escaped."""
+def render_page(
+    inputs: Inputs, summary: Sequence[Section], details: Sequence[Section], browser: Browser, all_episodes: int = 0
+) -> str:
+    """The page as HTML: `summary`, the episode browser, `details`. Everything but figures and palette is escaped. `all_episodes`:
+    number of episodes in the viewer beside the page; 0: no link to it."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES, encoding="utf-8"),
         autoescape=True,
@@ -67,4 +72,6 @@ def render_page(inputs: Inputs, summary: Sequence[Section], details: Sequence[Se
         summary=summary,
         details=details,
         browser=browser,
+        viewer=VIEWER if all_episodes else None,
+        all_episodes=all_episodes,
     )

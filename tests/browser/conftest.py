@@ -39,3 +39,17 @@ def browser() -> Iterator[Browser]:
         opened.view()
         yield opened
         assert opened.errors() == []
+
+
+@pytest.fixture(scope="session")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a generated run."""
+    from reporting_run import make_run
+
+    from stages.report import run
+    from stages.runtime.stage import StageContext
+    from stages.runtime.tracker import Tracker
+
+    root = tmp_path_factory.mktemp("run")
+    run(StageContext("report", None, make_run(root), root, Tracker()))
+    return root / "reports" / "report.html"

@@ -23,20 +23,6 @@ SELECTED = "return document.querySelector('.list [aria-selected=true]').id"
 
 
 @pytest.fixture(scope="session")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page of a generated run."""
-    from reporting_run import make_run
-
-    from stages.report import run
-    from stages.runtime.stage import StageContext
-    from stages.runtime.tracker import Tracker
-
-    root = tmp_path_factory.mktemp("run")
-    run(StageContext("report", None, make_run(root), root, Tracker()))
-    return root / "reports" / "report.html"
-
-
-@pytest.fixture(scope="session")
 def episodes(report: Path) -> list[dict]:
     """The episodes that the page embeds."""
     found = re.search(r'id="episode-data">(.*?)</script>', report.read_text(encoding="utf-8"), re.S)

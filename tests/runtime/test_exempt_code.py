@@ -23,7 +23,7 @@ RETURNS_PARAMS = {"parse_params", "parse_as", "load_params", "main"}
 """Functions of stages/params.py that return the checked file, or print it."""
 DELEGATE = "return section_of(self, name, domain)"
 """Body of Params.section, which delegates to a listed part."""
-LISTED_BY_KEY = {"PerDomain", "Resources", "ShardParams", "EngineParams", "Report"}
+LISTED_BY_KEY = {"PerDomain", "Resources", "ShardParams", "EngineParams", "Report", "OwnPattern"}
 """Sections whose keys dvc.yaml lists one by one, which params.yaml must then have; report depends on all of stages/."""
 MOVE = (
     "no stage depends on this file (head of dvc.yaml): move it into a part that dvc.yaml lists (as stages/annotation/derived.py)"

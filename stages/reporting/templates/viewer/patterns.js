@@ -1,0 +1,38 @@
+// How often each pattern occurs, by source; each share leads to its episodes.
+viewer.views.patterns = (function () {
+  "use strict";
+  const element = page.element, panel = document.getElementById("view-patterns"), form = panel.querySelector("form");
+  const KINDS = { rollout: "on training tasks, before RL", training: "in a step of RL", panel: "on the frozen panel" };
+
+  function bar(share, range) {
+    const box = element("span", "share"), span = element("i"), dot = element("b");
+    span.style.left = 100 * range[0] + "%";
+    span.style.width = 100 * (range[1] - range[0]) + "%";
+    dot.style.left = 100 * share + "%";
+    box.append(span, dot);
+    return box;
+  }
+
+  function draw() {
+    const domain = form.elements.domain.value, groups = viewer.index.groups.filter(function (group) { return group.domain === domain; });
+    const names = viewer.unique(groups.flatMap(function (group) { return Object.keys(group.hits); })), box = panel.querySelector(".table");
+    box.textContent = "";
+    names.forEach(function (name) {
+      const pattern = viewer.index.patterns[name], rows = groups.map(function (group) {
+        const count = Object.keys(group.hits[name] || {}).length, all = group.entries.length;
+        return [group.source, KINDS[group.kind], bar(count / all, viewer.wilson(count, all)), viewer.link(count + " of " + all, { domain: domain, source: group.source, pattern: name }), viewer.share(count, all)];
+      });
+      box.append(element("h3", "", pattern.title), element("p", "fine", pattern.about), viewer.table(["played by", "where", "", "episodes", "share (95 % interval)"], rows, 3));
+    });
+    if (!names.length) box.appendChild(element("p", "note", "No pattern is looked for in this domain."));
+  }
+
+  viewer.option(form.elements.domain, viewer.domains);
+  form.addEventListener("change", function () { history.replaceState(null, "", viewer.hash({ tab: "patterns", domain: form.elements.domain.value })); draw(); });
+  return {
+    follow: function (hash) {
+      if (viewer.domains.indexOf(hash.get("domain")) >= 0) form.elements.domain.value = hash.get("domain");
+      draw();
+    }
+  };
+})();

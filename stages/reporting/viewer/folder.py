@@ -1,0 +1,94 @@
+"""Writes the viewer: reports/episodes/index.html with its index, a file per domain and source, and the vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from stages.environments.registry import GROUP
+from stages.reporting.episodes import token_text
+from stages.reporting.inputs import Inputs
+from stages.reporting.style import css_variables
+from stages.reporting.viewer.groups import Group
+from stages.reporting.viewer.index import Indexed, index_group, index_json
+from stages.reporting.viewer.pack import pack_group, script, used_tokens
+from stages.reporting.viewer.patterns import Pattern
+from stages.runtime.files import atomic_folder
+from stages.runtime.validation import ParamsError
+
+TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
+RENDERERS = TEMPLATES / "viewer" / "renderers"
+FOLDER = "episodes"
+"""Beside report.html."""
+
+
+def renderer(domain: str) -> str | None:
+    """The script that draws a domain's episodes: that of the domain's class (`renderer`, a path) or the shipped one; None without
+    either. Raises ParamsError if the class names a file that can't be read."""
+    given = getattr(GROUP.load(domain), "renderer", None) if domain in GROUP.points() else None
+    shipped = RENDERERS / f"{domain}.js"
+    if given is None:
+        return shipped.read_text(encoding="utf-8") if shipped.exists() else None
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ParamsError(f"domain '{domain}': its renderer {given} can't be read ({error}); name a JavaScript file") from error
+
+
+def inline(text: str) -> str:
+    """JavaScript for a <script> element, which `</script` or `<!--` within it would end or change."""
+    return text.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+
+
+def render_viewer(inputs: Inputs, groups: Sequence[Indexed], patterns: Sequence[Pattern]) -> str:
+    """The viewer's page as HTML."""
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES, encoding="utf-8"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    titles = {pattern.name: {"title": pattern.title, "about": pattern.about} for pattern in patterns}
+    scripts = {domain: text for domain in inputs.params.domains if (text := renderer(domain)) is not None}
+    return environment.get_template("viewer/index.html.j2").render(
+        light=css_variables(0),
+        dark=css_variables(1),
+        index={**index_json(groups), "patterns": titles, "comparisons": comparisons(inputs)},
+        renderers=[inline(scripts[domain]) for domain in sorted(scripts)],
+    )
+
+
+def comparisons(inputs: Inputs) -> list[dict[str, Any]]:
+    """The evaluation's paired comparisons, for the heading of models side by side."""
+    keys = ("domain", "a", "b", "difference", "low", "high", "p", "verdict")
+    return [{key: item[key] for key in keys} for item in inputs.evaluation["comparisons"]]
+
+
+def write_viewer(
+    folder: Path,
+    inputs: Inputs,
+    groups: Iterable[Group],
+    patterns: Sequence[Pattern],
+    shown: Callable[[Group], None] = lambda group: None,
+) -> list[Indexed]:
+    """Write the viewer to `folder`, which it replaces, one group in memory at a time. `shown` is called after each group.
+
+    Returns the groups' index, which the report's chapters read.
+    """
+    indexed: list[Indexed] = []
+    tokens: set[int] = set()
+    with atomic_folder(folder) as partial:
+        for group in groups:
+            (partial / f"{group.key}.js").write_text(pack_group(group), encoding="utf-8")
+            tokens |= used_tokens(group.rows)
+            indexed.append(index_group(group, patterns))
+            shown(group)
+        vocabulary = {str(token): token_text(inputs.tokenizer, token) for token in sorted(tokens)}
+        (partial / "vocabulary.js").write_text(script("vocabulary", vocabulary), encoding="utf-8")
+        (partial / "index.html").write_text(render_viewer(inputs, indexed, patterns), encoding="utf-8")
+    return indexed

@@ -9,8 +9,9 @@ Reads data/models/sft, data/rollouts/<domain>/difficulty.json and, depending on 
 - data/annotated/<domain>: value_model (credit.kind annotated, critic.init, curriculum.kind value), progress_model (credit.kind
   progress), nodes and pairs (algorithms that learn from these), costs (add_tree_steps)
 
-Writes data/models/rl/<domain> (with value/ if the algorithm learns token values), data/rl/<domain>/samples.parquet and
-reports/rl/<domain>{_history.csv,.json}. Under LoRA (model.lora), data/models/rl/<domain> is an adapter of data/models/sft.
+Writes data/models/rl/<domain> (with value/ if the algorithm learns token values), data/rl/<domain>/samples.parquet (with
+judgments.parquet if a judge gives the rewards) and reports/rl/<domain>{_history.csv,.json}. Under LoRA (model.lora),
+data/models/rl/<domain> is an adapter of data/models/sft.
 """
 
 from __future__ import annotations
@@ -107,6 +108,7 @@ def write_outputs(
 
     sample_schema = pa.schema([*EPISODE_SCHEMA, ("step", pa.int32()), ("advantages", pa.list_(pa.float32()))])
     write_table(context.data / "rl" / str(context.domain) / "samples.parquet", sample_schema, job.samples)
+    job.save_tables(context.data / "rl" / str(context.domain))
     for step in sorted({sample["step"] for sample in job.samples}):
         context.tracker.episodes([sample for sample in job.samples if sample["step"] == step], f"step {step}")
 

@@ -469,7 +469,7 @@ def test_file_of_an_earlier_release_is_migrated(
     assert "removed annotate.selection.rule: uct, the default" in message
     text, made = path.read_text(), load_params(path)
     assert text.startswith(f"{SCHEMA}# mine\n")
-    assert len(text.splitlines()) < 200
+    assert len(text.splitlines()) < 210
     assert (made.sft.warmup, made.rl.group_resampling.kind) == (0.25, "resample")
     assert made.section("rl", "search").group_resampling.kind == "exclude"
     changed = deep_merge(load_params().model_dump(), {"sft": {"warmup": 0.25}, "rl": {"group_resampling": {"kind": "resample"}}})

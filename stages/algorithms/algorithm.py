@@ -104,7 +104,12 @@ class Algorithm:
     @property
     def needs_greedy(self) -> bool:
         """Whether each task needs a greedy episode beside its group."""
-        return self.rl.advantage.mean == "greedy"
+        return self.rl.advantage.mean == "greedy" or (self.needs_judge and self.rl.judge.anchored_by_greedy)
+
+    @property
+    def needs_judge(self) -> bool:
+        """Whether batches need Judged before their rewards are shaped."""
+        return self.rl.reward.kind == "judge"
 
     def turn_limit(self, step: int, longest: int) -> int | None:
         """Turn limit of episodes of step `step` (from 0); None for the environment's own limit, `longest`."""
@@ -156,7 +161,8 @@ class Algorithm:
         """Indices [b] int64 of a prepared batch's rows that have to go through the policy."""
         loss = self.rl.loss
         imitates = self.external_per_group > 0 and self.rl.external.loss == "sft"
-        proportional = not loss.kl_coef and not loss.entropy_coef and loss.kind != "own" and not imitates
+        added = loss.kl_coef or loss.entropy_coef or self.rl.observation.coef
+        proportional = not added and loss.kind != "own" and not imitates
         without = group_resampling.zero_advantage_rows(batch) if proportional and self.rl.dead_groups == "drop" else None
         return group_resampling.forward_rows(batch, without)
 

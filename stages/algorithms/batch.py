@@ -178,6 +178,16 @@ class StepKeys(Extra):
 
 
 @dataclass(frozen=True)
+class Observed(Extra):
+    """Which tokens of a batch are observations."""
+
+    PER_TOKEN = ("mask",)
+
+    mask: Tensor
+    """[B, T] bool: tokens that the environment wrote after a turn, with those of the chat template around them."""
+
+
+@dataclass(frozen=True)
 class LossTerms:
     """One micro-batch's share of the loss (a scalar with gradient, summed over micro-batches) and its statistics (sums)."""
 

@@ -17,7 +17,9 @@ from stages.algorithms.parts.external import External
 from stages.algorithms.parts.group_resampling import GroupResampling
 from stages.algorithms.parts.horizon import Horizon
 from stages.algorithms.parts.imitation import Imitation
+from stages.algorithms.parts.judge import Judge
 from stages.algorithms.parts.loss import Loss
+from stages.algorithms.parts.observation import Observation
 from stages.algorithms.parts.part import Layered
 from stages.algorithms.parts.preference import Preference
 from stages.algorithms.parts.reannotate import Reannotate
@@ -78,6 +80,7 @@ class Rl(Layered):
     """Read what episodes have in common at their start (prompts, equal first turns) once for all of them; False: read every
     episode whole. The same gradient to float rounding."""
     reward: Reward = Reward()
+    judge: Judge = Judge()
     branching: Branching = Branching()
     group_resampling: GroupResampling = GroupResampling()
     external: External = External()
@@ -85,6 +88,7 @@ class Rl(Layered):
     advantage: Advantage = Advantage()
     credit: Credit = Credit()
     loss: Loss = Loss()
+    observation: Observation = Observation()
     critic: Critic = Critic()
     replay: Replay = Replay()
     imitation: Imitation = Imitation()

@@ -161,6 +161,9 @@ class Domain(Protocol):
     #   equal strings; None if it has none;
     # - `solution(task, actions) -> str`, to count distinct solutions: equal for the actions of successes that solved the task in
     #   the same way. Without it, different actions are different solutions.
+    # For judges (`rl.reward.kind: judge`): `quality(task, actions) -> float`, the hidden quality of an episode, which no reward
+    # may contain; program judges perceive it with planted errors, and judges are measured against it. Default: the return.
+    # For rewards and judges that read references: `references(task) -> Sequence[str]`, good final actions.
     # For off-policy methods: `known_actions(task) -> Sequence[tuple[str, float]]`, final actions with their return.
     # For stages that play the domain: `ready() -> None`, called in the stage's own process before it loads a model. It finds what
     # the domain needs on this machine (a sandbox, say), prints it to standard error, and raises ParamsError if it is missing.

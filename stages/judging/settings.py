@@ -44,6 +44,7 @@ class ServerParams(Section):
     model: str = ""
     """The judge's name at the server."""
     temperature: NonNegative = 0.0
+    """Of the judge's sampling."""
     max_tokens: Count = 512
     """Of a reply, reason included."""
     timeout_s: Positive = 60.0

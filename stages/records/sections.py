@@ -54,12 +54,23 @@ ADDED: Mapping[str, Any] = {
     "add_tree_steps": False,
     "imitation": {"ratio": 0.0, "coef": 1.0, "capacity": 20_000},
     "reannotate": {"every": 0, "annotate": {}},
+    "observation": {"coef": 0.0},
 }
 """Keys that are left out of hashes while they have this value, their default: adding them changed no hash."""
 
 
+def _without_judge(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Section `rl` without `judge` where that has no effect: without a judge's rewards, or (not resolved) without a key set."""
+    judge, reward = values.get("judge"), values.get("reward")
+    if not isinstance(judge, Mapping) or not isinstance(reward, Mapping) or reward.get("kind") == "judge":
+        return values
+    unset = all(value is None for value in judge.values())
+    return {key: value for key, value in values.items() if key != "judge"} if reward.get("kind") or unset else values
+
+
 def _hashed(values: Any) -> Any:
     if isinstance(values, Mapping):
+        values = _without_judge(values)
         kept = {key: value for key, value in values.items() if key not in ADDED or value != ADDED[key]}
         return {HASHED_AS.get(key, key): _hashed(value) for key, value in kept.items()}
     return [_hashed(value) for value in values] if isinstance(values, (list, tuple)) else values

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
+from stages.algorithms.parts.judge import judged_rewards
 from stages.algorithms.parts.part import AppliesAboveZero, AppliesTo, Part
 from stages.algorithms.parts.shaping import PrsStage, dense, hierarchical, overlong_term, single, staged, with_tool_bonus
 from stages.runtime.validation import Count, NonNegative, ParamsError, Positive
@@ -33,9 +34,9 @@ PRS_STAGES = [
 class Reward(Part):
     """Reward shaping. Success, in reports and the curriculum, is always determined by the environment's own return."""
 
-    kind: Literal["environment", "prs", "hierarchical", "own"] = "environment"
+    kind: Literal["environment", "prs", "hierarchical", "judge", "own"] = "environment"
     """`hierarchical`: format_penalty for an episode with a rejected action or one that ran out of tokens; else the return, plus
-    multi_tool_bonus if it is above 0 and two tools were used."""
+    multi_tool_bonus if it is above 0 and two tools were used. `judge`: what the judge of section `judge` makes of the episode."""
     prs: Annotated[list[PrsStage], Field(min_length=1), AppliesTo("kind", "prs")] = PRS_STAGES
     """prs: the stages in order; their weights sum to the largest reward."""
     density: Literal["environment", "single", "dense"] = "environment"
@@ -80,7 +81,7 @@ class Reward(Part):
             reward["overlong_cache"] = max(1, reward["overlong_max"] // 5)
 
     def check(self, rl: Rl, method: Composition) -> None:
-        self._check_kind()
+        self._check_kind(method)
         self._check_outcome()
         if self.overlong_max is not None and self.overlong_cache is not None and self.overlong_cache > self.overlong_max:
             raise ParamsError(
@@ -88,7 +89,7 @@ class Reward(Part):
                 f"must be at most overlong_max ({self.overlong_max})"
             )
 
-    def _check_kind(self) -> None:
+    def _check_kind(self, method: Composition) -> None:
         if self.kind == "prs":
             if self.density != "environment":
                 raise ParamsError(
@@ -102,9 +103,14 @@ class Reward(Part):
                 )
             if sum(stage.weight for stage in self.prs) <= 0:
                 raise ParamsError("rl.reward.prs: the weights of all stages are 0, so all rewards would be; set one above 0")
-        if self.kind == "hierarchical" and self.density != "environment":
+        if self.kind == "judge" and method.data != "episodes":
             raise ParamsError(
-                f"rl.reward.kind: hierarchical scores entire episodes, and rl.reward.density: {self.density} would replace its "
+                f"rl.reward.kind: judge scores the episodes that rl plays, and algorithm {method.card.slug} plays none; set it "
+                f"to environment, or choose another algorithm"
+            )
+        if self.kind in ("hierarchical", "judge") and self.density != "environment":
+            raise ParamsError(
+                f"rl.reward.kind: {self.kind} scores entire episodes, and rl.reward.density: {self.density} would replace its "
                 f"scores; set one of the two to environment"
             )
 
@@ -116,7 +122,7 @@ class Reward(Part):
             return
         if self.correct <= self.wrong:
             raise ParamsError(f"rl.reward.correct ({self.correct:g}) must be above wrong ({self.wrong:g})")
-        if self.kind in ("prs", "hierarchical") or self.density != "environment":
+        if self.kind in ("prs", "hierarchical", "judge") or self.density != "environment":
             raise ParamsError(
                 f"rl.reward.correct and wrong replace the rewards of kind: {self.kind} and density: {self.density}; set both to "
                 f"null, or these two to environment"
@@ -223,6 +229,8 @@ def shape_rewards(batch: TrajectoryBatch, params: Reward) -> TrajectoryBatch:
         scores = batch.rewards.clamp(0.0, 1.0)
         batch = with_returns(batch, hierarchical(scores, formed, tools, params.format_penalty, params.multi_tool_bonus))
         batch = batch.with_metrics(well_formed=float(formed.float().mean()))
+    if params.kind == "judge":
+        batch = with_returns(batch, judged_rewards(batch))
     if params.density in ("single", "dense"):
         success = known(batch, "success", "density")
         if params.density == "single":

@@ -18,7 +18,15 @@ from stages.reporting.site.methods import method_pages
 
 CHAPTERS: Mapping[str, Sequence[str]] = {
     "First steps": ("docs/tutorial", "docs/usage", "docs/configuration", "docs/results", "docs/troubleshooting"),
-    "Methods": ("docs/methods", "docs/annotation", "docs/values", "docs/design-search", "docs/control", "docs/thinking"),
+    "Methods": (
+        "docs/methods",
+        "docs/annotation",
+        "docs/values",
+        "docs/design-search",
+        "docs/control",
+        "docs/thinking",
+        "docs/judges",
+    ),
     "Environments and models": ("docs/environments", "docs/base-model", "docs/sandbox", "docs/exchange"),
     "Tools": ("docs/dvc", "docs/mlflow", "docs/prefect", "docs/serving", "docs/cluster"),
     "Extend": ("docs/extending", "CONTRIBUTING"),

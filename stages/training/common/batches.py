@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from stages.algorithms.batch import TrajectoryBatch
+from stages.algorithms.batch import Observed, TrajectoryBatch
 from stages.records.episode import Episode, Owner
 from stages.training.common.kept import with_kept
 from stages.training.common.step_keys import step_keys, tools_called
@@ -72,7 +72,8 @@ def trajectory_batch(episodes: Sequence[Episode]) -> TrajectoryBatch:
         terms={name: torch.tensor([float(episode.reward_terms.get(name, 0.0)) for episode in episodes]) for name in terms},
         tools=torch.tensor([tools_called(episode) for episode in episodes]),
     )
-    return with_kept(batch.with_extra(step_keys(episodes, width)), episodes)
+    observed = Observed(owner == int(Owner.ENVIRONMENT))
+    return with_kept(batch.with_extra(step_keys(episodes, width), observed), episodes)
 
 
 def turn_boundaries(batch: TrajectoryBatch) -> Tensor:
@@ -111,7 +112,7 @@ def plan_whole_groups(group: Tensor, rows: Sequence[int], plan: Callable[[Sequen
 
 def trained_lengths(mask: Tensor) -> Tensor:
     """Tokens of each row up to its last policy token, [B] int64; later tokens do not affect the loss."""
-    positions = torch.arange(1, mask.shape[1] + 1)
+    positions = torch.arange(1, mask.shape[1] + 1, device=mask.device)
     return (mask * positions).amax(1)
 
 

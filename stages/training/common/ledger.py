@@ -1,4 +1,5 @@
-"""Counts trained tokens: each token of the batch's mask exactly once per epoch, and no other token."""
+"""Counts trained tokens: each token of the batch's mask exactly once per epoch, and no other token, unless observations are
+trained as a stream of their own."""
 
 from __future__ import annotations
 
@@ -18,24 +19,31 @@ class Ledger:
         """Other tokens trained so far; anything but 0 is an error."""
         self.external_tokens = 0
         """Tokens of external episodes trained so far."""
+        self.observation_tokens = 0
+        """Tokens of the environment trained so far on purpose (rl.observation)."""
         self.dropped_tokens = 0
         """Policy tokens skipped on purpose: those of dropped groups."""
         self._expected: Tensor | None = None
         self._external: Tensor | None = None
+        self._observed: Tensor | None = None
         self._counts: Tensor | None = None
 
     @property
     def is_open(self) -> bool:
         return self._counts is not None
 
-    def open(self, mask: Tensor, dropped: Tensor | None = None, external: Tensor | None = None) -> None:
+    def open(
+        self, mask: Tensor, dropped: Tensor | None = None, external: Tensor | None = None, observed: Tensor | None = None
+    ) -> None:
         """Begin an epoch over the tokens in `mask` [B, T] bool.
 
-        dropped: [B] bool, rows skipped on purpose. external: [B, T] bool, tokens that the policy did not write.
+        dropped: [B] bool, rows skipped on purpose. external: [B, T] bool, tokens of the mask that the policy did not write.
+        observed: [B, T] bool, tokens beside the mask that are trained, too: the environment's.
         """
-        self._expected = mask if dropped is None else mask & ~dropped[:, None]
+        trained = mask if observed is None else mask | observed
+        self._expected = trained if dropped is None else trained & ~dropped[:, None]
         self._counts = torch.zeros(mask.shape, dtype=torch.uint8)
-        self._external = external
+        self._external, self._observed = external, observed
         self.dropped_tokens += int((mask & ~self._expected).sum())
 
     def record(self, rows: Tensor, mask: Tensor) -> None:
@@ -56,10 +64,12 @@ class Ledger:
         missing = int((self._counts[self._expected] == 0).sum()) if complete else 0
         repeated = int((self._counts > 1).sum())
         external = 0 if self._external is None else int(self._counts[self._expected & self._external].sum())
-        self.policy_tokens += int(self._counts[self._expected].sum()) - external
+        observed = 0 if self._observed is None else int(self._counts[self._expected & self._observed].sum())
+        self.policy_tokens += int(self._counts[self._expected].sum()) - external - observed
         self.external_tokens += external
+        self.observation_tokens += observed
         self.environment_tokens += unexpected
-        self._counts = self._expected = self._external = None
+        self._counts = self._expected = self._external = self._observed = None
         if unexpected or missing or repeated:
             raise RuntimeError(
                 f"training must use every policy token once per epoch and no other token: {missing} missing, {repeated} used "
@@ -67,12 +77,12 @@ class Ledger:
             )
 
     def metrics(self) -> dict[str, float]:
-        external = {"ledger/external_tokens_trained": self.external_tokens} if self.external_tokens else {}
+        streams = {"external": self.external_tokens, "observation": self.observation_tokens}
         return {
             "ledger/policy_tokens_trained": self.policy_tokens,
             "ledger/environment_tokens_trained": self.environment_tokens,
             "ledger/policy_tokens_dropped": self.dropped_tokens,
-            **external,
+            **{f"ledger/{name}_tokens_trained": count for name, count in streams.items() if count},
         }
 
     def state_dict(self) -> dict[str, Any]:

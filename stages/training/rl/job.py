@@ -62,6 +62,9 @@ class RlJob(Job):
     def save_values(self, folder: Path) -> None:
         """Save trained models other than the policy in the policy's folder; none by default."""
 
+    def save_tables(self, folder: Path) -> None:
+        """Write tables besides the sample episodes to the stage's data folder; none by default."""
+
     def close(self) -> None:
         """Release what the job holds, such as environments; nothing by default."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,6 +32,7 @@ from stages.training.rl.curriculum import TaskSampler, first_values, selected
 from stages.training.rl.demonstrations import ExternalEpisodes
 from stages.training.rl.imitation import SelfImitation
 from stages.training.rl.job import History, RlJob, window_means
+from stages.training.rl.judging import EpisodeJudge
 from stages.training.rl.models import Models, make_learners
 from stages.training.rl.off_policy import OffPolicy
 from stages.training.rl.offline_dataset import read_offline_dataset
@@ -84,6 +86,9 @@ class OnlineJob(RlJob):
         if self.rl.reannotate.every:
             parts = (self.models, self.engine, self.chat, self.pool)
             self.reannotation = Reannotation(context, self.rl.reannotate, policy, *parts, self.seed, self.labels.stream)
+        self.judge: EpisodeJudge | None = None
+        if algorithm.needs_judge:
+            self.judge = EpisodeJudge(context, algorithm, domain, self.tasks, processes, self.seed)
         self.tree_metrics: dict[str, float] = {}
         """Of the trees that the step began with, if it did."""
         self.budget = self._environment_steps()
@@ -178,7 +183,7 @@ class OnlineJob(RlJob):
         that join them as a batch with shaped rewards."""
         key: tuple[object, ...] = (self.labels.seed, self.labels.stream, step)
         drawn = self.sampler.draw(*key)
-        self.played = self.play(drawn, step)
+        self.played, self.greedy = self.play(drawn, step), self.play_greedy(drawn, step)
         batch = self.shaped(drawn, step)
         rounds = 0
         for number in range(self.rl.group_resampling.rounds):
@@ -188,10 +193,9 @@ class OnlineJob(RlJob):
             rounds = number + 1
             drawn += further
             self.played += self.play(further, step)
+            self.greedy += self.play_greedy(further, step)
             batch = self.shaped(drawn, step)
-        self.greedy = []
-        if self.algorithm.needs_greedy:
-            self.greedy = self.play(drawn, step, greedy=True)
+        if self.rl.advantage.mean == "greedy":
             shaped = self.algorithm.shape(trajectory_batch(self.greedy)).rewards.tolist()
             returns = {episode.task_id: value for episode, value in zip(self.greedy, shaped, strict=True)}
             batch = batch.with_extra(GreedyReturns(torch.tensor([returns[task_id] for task_id in batch.task_ids])))
@@ -206,8 +210,16 @@ class OnlineJob(RlJob):
         if self.demonstrations is not None:
             key = (self.labels.seed, self.labels.stream, step)
             self.external = [episode for task_id in drawn for episode in self.demonstrations.draw(task_id, *key)]
-        batch = self.algorithm.shape(trajectory_batch([*self.played, *self.external]))
+        episodes = [*self.played, *self.external]
+        batch = trajectory_batch(episodes)
+        if self.judge is not None:
+            batch = batch.with_extra(self.judge.score(episodes, self.greedy, step))
+        batch = self.algorithm.shape(batch)
         return batch.with_metrics(external_episodes=float(len(self.external))) if self.demonstrations is not None else batch
+
+    def play_greedy(self, task_ids: Sequence[str], step: int) -> list[Episode]:
+        """A greedy episode of each task, if the algorithm needs them."""
+        return self.play(task_ids, step, greedy=True) if self.algorithm.needs_greedy else []
 
     def play(self, task_ids: Sequence[str], step: int, greedy: bool = False) -> list[Episode]:
         """Play `group_size` episodes of each task, less the demonstrations that join its group, or one greedy episode, with the
@@ -255,7 +267,8 @@ class OnlineJob(RlJob):
             batch = batch.with_metrics(dead_steps=dead_steps)
         limit = self.algorithm.turn_limit(step, self.max_turns)
         batch = self.algorithm.prepare(batch if limit is None else batch.with_metrics(turn_limit=float(limit)))
-        self.metrics = {**batch.metrics, **self.tree_metrics}
+        judged = {} if self.judge is None else self.judge.observe(self.played)
+        self.metrics = {**batch.metrics, **self.tree_metrics, **judged}
         return batch
 
     def keep_samples(self, batch: TrajectoryBatch, step: int) -> None:
@@ -293,6 +306,8 @@ class OnlineJob(RlJob):
         }
 
     def finished(self) -> bool:
+        if self.judge is not None and self.judge.stops:
+            return True
         budget, target = self.budget, self.rl.stop_at_success
         if budget is not None and self.environment_steps >= budget:
             return True
@@ -310,10 +325,17 @@ class OnlineJob(RlJob):
             "dead_groups": sum(row["dead_groups"] for row in history) / sum(row["groups"] for row in history),
             **self.logprob_mismatch,
             **self.ledger.metrics(),
+            **({"judge": self.judge.report()} if self.judge else {}),
         }
+
+    def save_tables(self, folder: Path) -> None:
+        if self.judge is not None:
+            self.judge.save(folder)
 
     def close(self) -> None:
         self.pool.close()
+        if self.judge is not None:
+            self.judge.close()
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -325,6 +347,7 @@ class OnlineJob(RlJob):
             "recent": self.recent,
             **({"off_policy": self.off_policy.state_dict()} if self.off_policy else {}),
             **({"imitation": self.imitation.state_dict()} if self.imitation else {}),
+            **({"judge": self.judge.state_dict()} if self.judge else {}),
             **({"reannotation": self.reannotation.state_dict()} if self.reannotation else {}),
         }
 
@@ -337,5 +360,7 @@ class OnlineJob(RlJob):
             self.off_policy.load_state_dict(state["off_policy"])
         if self.imitation:
             self.imitation.load_state_dict(state["imitation"])
+        if self.judge:
+            self.judge.load_state_dict(state["judge"])
         if self.reannotation:
             self.reannotation.load_state_dict(state["reannotation"])

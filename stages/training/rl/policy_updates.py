@@ -19,6 +19,7 @@ from stages.training.common.kept import kept_of
 from stages.training.common.ledger import Ledger
 from stages.training.common.loop import Sums, Update
 from stages.training.rl.models import Models
+from stages.training.rl.observation import observed_tokens, observed_weight, on_policy_tokens, with_observations
 
 LOGPROB_TOLERANCE = {"float32": 1e-5, "bfloat16": 0.1}
 """By resources.precision: the largest accepted mean difference of sampling and training log-probs; tokens that differ by more are
@@ -79,7 +80,8 @@ class PolicyUpdates:
         policy_learns = self.policy_learns(step)
         for epoch in range(rl.epochs):
             if policy_learns:
-                self.ledger.open(batch.mask, dropped, batch.external)
+                observed = observed_tokens(batch) if rl.observation.coef else None
+                self.ledger.open(batch.mask, dropped, batch.external, observed)
             for rows in self._minibatches(batch, epoch, key):
                 total = denominators(batch.rows(torch.tensor(rows)), self.algorithm.rl.loss.constant_length)
                 critic_rows = [row for row in rows if row in valued]
@@ -93,23 +95,28 @@ class PolicyUpdates:
                 self.ledger.close()
 
     def _policy_update(self, batch: TrajectoryBatch, rows: list[int], total: Denominators, on_policy: bool) -> Update:
-        temperature, bonus = self.algorithm.rl.sampling.temperature, bool(self.algorithm.rl.loss.entropy_coef)
-        model = self.models.policy
+        rl, model = self.algorithm.rl, self.models.policy
+        coef = rl.observation.coef
+        observations = observed_weight(batch.rows(torch.tensor(rows))) if coef else 0.0
 
         def loss(rows: list[int]) -> Iterator[LossTerms]:
             micro = take(batch, rows, model.device)
-            scores = score_tokens(
-                *(model, micro.token_ids, micro.mask, temperature),
+            scored = micro.mask | observed_tokens(micro) if coef else micro.mask
+            found = score_tokens(
+                *(model, micro.token_ids, scored, rl.sampling.temperature),
                 states=self.models.states,
                 entropy=True,
-                entropy_gradient=bonus,
+                entropy_gradient=bool(rl.loss.entropy_coef),
                 vocabulary=self.algorithm.needs_vocabulary,
                 kept=kept_of(micro),
             )
+            scores = on_policy_tokens(found, micro.mask) if coef else found
             logprobs = scores.logprobs
             assert scores.entropy is not None
             terms = self.algorithm.loss(logprobs, scores.entropy, micro, total, scores.vocabulary)
-            terms = replace(terms, trained=(torch.tensor(rows), micro.mask))
+            if coef:
+                terms = with_observations(terms, found.logprobs, micro, observations, coef)
+            terms = replace(terms, trained=(torch.tensor(rows), scored))
             if on_policy:
                 terms.sums.update(self._differences(logprobs.detach(), micro))
             yield terms
@@ -204,6 +211,8 @@ def policy_row(sums: Mapping[str, Sums]) -> dict[str, float]:
         }
         if policy.get("external_tokens"):
             row["external_probability"] = policy["external_probability"] / policy["external_tokens"]
+    if policy and policy.get("observation_tokens"):
+        row["observation_loss"] = policy["observation_loss"] / policy["observation_tokens"]
     if policy and "cloning_loss" in policy:
         row["imitation_loss"] = policy["cloning_loss"] / policy["updates"]
     turn_critic = sums.get("turn_critic")

@@ -1,0 +1,157 @@
+"""Rewards by a judge (`rl.reward.kind: judge`): who judges, what it compares, and how that becomes a group's rewards.
+
+stages/judging has the judges, the tournaments and their measures; stages/training/rl/judging.py asks them. Light to import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from stages.algorithms.batch import Extra
+from stages.algorithms.parts.part import AppliesIf, AppliesTo, Part
+from stages.judging.settings import LocalParams, ProgramFaults, ServerParams
+from stages.runtime.validation import Count, ParamsError, Positive, Share
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from stages.algorithms.batch import TrajectoryBatch
+    from stages.algorithms.card import Composition
+    from stages.algorithms.settings import Rl
+    from stages.judging.groups import Scoring
+
+ELIMINATION = ("seeded_single_elimination", "unseeded_single_elimination", "double_elimination")
+TOURNAMENTS = ("anchor", "round_robin", *ELIMINATION, "swiss")
+ANCHORED = ("anchor", "seeded_single_elimination")
+PLAYED = AppliesTo("scheme", *TOURNAMENTS)
+CRITERIA = AppliesIf(lambda rl: rl.judge.scheme != "checklist", "judge.scheme other than checklist")
+PROCESS = ["breadth", "relevance", "detail"]
+ANSWER = ["relevance", "feasibility", "details", "clarity"]
+
+
+class Judge(Part):
+    """Who judges the episodes, and how judgments become rewards."""
+
+    data = ("episodes",)
+    applies = AppliesTo("reward.kind", "judge")
+
+    kind: Literal["program", "server", "local"] = "program"
+    """program: perceives the domain's hidden quality (without one, the return) with planted errors, for tests and experiments;
+    server: an OpenAI-compatible server; local: a model of this repository."""
+    scheme: Literal[
+        "pointwise",
+        "checklist",
+        "anchor",
+        "round_robin",
+        "seeded_single_elimination",
+        "unseeded_single_elimination",
+        "double_elimination",
+        "swiss",
+    ] = "pointwise"
+    """pointwise and checklist score each episode on its own; the others compare a group's episodes in a tournament."""
+    reward: Annotated[Literal["rank", "bradley_terry", "score"], PLAYED] = "rank"
+    """Of a tournament: by order of finish, in [0, 1]; Bradley-Terry strengths, a tie being half a win; or mean scores."""
+    ridge: Annotated[Positive, AppliesTo("reward", "bradley_terry")] = 0.1
+    """bradley_terry: precision of the strengths' normal prior."""
+    anchor: Annotated[Literal["first", "greedy"], AppliesTo("scheme", *ANCHORED)] = "first"
+    """Whom all others meet: the group's first episode; or a greedy episode of the task, which is ranked but not trained on."""
+    tie_policy: Annotated[Literal["higher_seed", "split_rank", "first_listed"], AppliesTo("scheme", *ELIMINATION)] = "higher_seed"
+    """Who advances from a tie. split_rank: the higher seed, and the two share the mean of their rewards, so that a group without
+    differences has no advantages; first_listed: the reference code's."""
+    byes: Annotated[Literal["top_seeds", "reference"], AppliesTo("scheme", *ELIMINATION[:2])] = "top_seeds"
+    """Who advances without a match if the group's size is no power of two; reference: as in the authors' code."""
+    swiss_rounds: Annotated[Count | None, AppliesTo("scheme", "swiss")] = None
+    """null: min(ceil(log2 N), N - 1)."""
+    swap: Annotated[bool, PLAYED] = True
+    """Judge each pair in both orders, which cancels an additive bias for a position."""
+    calls_per_group: Count | None = None
+    """Judge calls per group; more than the scheme needs repeat each question, and scores are averaged. null: as few as needed."""
+    on_failure: Literal["tie", "drop_match", "abort"] = "tie"
+    """What a failed judgment is worth: half the scale for all; nothing; or the end of the run."""
+    process_weight: Annotated[Share, CRITERIA] = 0.0
+    """Weight of the criteria on the steps; episodes of one turn have none."""
+    process: Annotated[
+        Annotated[list[str], Field(min_length=1)],
+        AppliesIf(lambda rl: rl.judge.process_weight > 0, "a judge.process_weight above 0"),
+    ] = PROCESS
+    """Criteria on the steps."""
+    criteria: Annotated[Annotated[list[str], Field(min_length=1)], CRITERIA] = ANSWER
+    """Criteria on the answer."""
+    items: Annotated[Annotated[list[str], Field(min_length=1)] | None, AppliesTo("scheme", "checklist")] = None
+    """checklist: what is checked; the reward is the share that is met."""
+    references: bool = False
+    """Show the judge the domain's reference answer, where it has one."""
+    warn_gap: Positive | None = 1.0
+    """Warn when judge and gold quality have moved apart by this much, in standard deviations of the first step (mean of 5 steps);
+    the gold is the domain's hidden quality, or the return. null: never."""
+    stop_gap: Positive | None = None
+    """End the training at this gap. null: never."""
+    program: Annotated[ProgramFaults, AppliesTo("kind", "program")] = ProgramFaults()
+    server: Annotated[ServerParams, AppliesTo("kind", "server")] = ServerParams()
+    local: Annotated[LocalParams, AppliesTo("kind", "local")] = LocalParams()
+
+    @property
+    def anchored_by_greedy(self) -> bool:
+        """Whether a greedy episode takes part in each group's tournament."""
+        return self.anchor == "greedy" and self.scheme in ANCHORED
+
+    def check(self, rl: Rl, method: Composition) -> None:
+        if rl.reward.kind != "judge":
+            return
+        if self.kind == "server" and not self.server.model:
+            raise ParamsError("rl.judge.kind: server needs the judge's name at the server: set rl.judge.server.model")
+        if self.kind == "local" and not self.local.path:
+            raise ParamsError("rl.judge.kind: local needs the folder of the judge's model: set rl.judge.local.path")
+        if self.scheme == "checklist" and (self.items is None or self.kind == "program"):
+            raise ParamsError(
+                "rl.judge.scheme: checklist needs rl.judge.items and a judge that reads text: set items, and kind to server"
+                " or local"
+            )
+        size = rl.group_size + self.anchored_by_greedy
+        if self.scheme in TOURNAMENTS and size < 2:
+            raise ParamsError(f"rl.judge.scheme: {self.scheme} compares the episodes of a group; set rl.group_size to 2 or more")
+        if rl.advantage.mean == "greedy":
+            raise ParamsError(
+                "rl.advantage.mean: greedy is the return of an episode that no group's judgment covers; set it to group, or "
+                "rl.reward.kind to environment"
+            )
+        try:
+            self.scoring().repeats(size)
+        except ValueError as error:
+            raise ParamsError(str(error)) from error
+
+    def contradictions(self, rl: Rl, method: Composition, section: Callable[[str], Any]) -> Iterator[str]:
+        if rl.reward.kind == "judge" and self.kind == "local" and self.local.path.startswith("hub:"):
+            yield f"rl.judge.local.path is {self.local.path}; download the model first, and set it to its folder"
+
+    def scoring(self) -> Scoring:
+        """How groups are scored."""
+        from stages.judging.contract import Rubric
+        from stages.judging.groups import Scoring
+        from stages.judging.tournaments import Rules
+
+        rubric = Rubric(tuple(self.process), tuple(self.criteria), tuple(self.items or ()), self.process_weight)
+        rules = Rules(self.tie_policy, self.byes, self.swiss_rounds)
+        return Scoring(self.scheme, rules, self.reward, self.ridge, self.swap, self.on_failure, self.calls_per_group, rubric)
+
+
+@dataclass(frozen=True)
+class Judged(Extra):
+    """What a judge made of the batch's episodes."""
+
+    rewards: Tensor
+    """[B] float32."""
+
+
+def judged_rewards(batch: TrajectoryBatch) -> Tensor:
+    """Rewards [B] by the judge. Raises ValueError if nobody judged the batch."""
+    found = batch.get(Judged)
+    if found is None:
+        raise ValueError("rl.reward.kind is judge, and no judge has scored this batch; only rl's own episodes are judged")
+    return found.rewards

@@ -1,0 +1,201 @@
+"""Asks the judge about a step's groups while rl trains: rewards for the batch, rows for the table, and the gap to the gold."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from stages.algorithms.algorithm import Algorithm
+from stages.algorithms.parts.judge import Judged
+from stages.environments.protocol import Domain
+from stages.judging.contract import Candidate, Cost, Judge
+from stages.judging.gap import GapMonitor, group_agreement
+from stages.judging.groups import Group, Scored, score_groups
+from stages.judging.local import LocalJudge
+from stages.judging.measures import order_measures
+from stages.judging.program import ProgramJudge
+from stages.judging.server import ServerJudge
+from stages.judging.table import judgment_row, write_judgments
+from stages.records.episode import Episode
+from stages.records.task import Task, opening
+from stages.training.common.processes import Processes
+
+if TYPE_CHECKING:
+    from stages.runtime.stage import StageContext
+
+
+def candidate(episode: Episode) -> Candidate:
+    """What a judge sees of an episode: the actions, the last of which is the answer if it ended the episode; no observations."""
+    actions = [turn.action for turn in episode.turns]
+    if episode.terminated and actions:
+        return Candidate(actions[-1], tuple(actions[:-1]), episode.episode_id)
+    return Candidate("", tuple(actions), episode.episode_id)
+
+
+def gold_quality(domain: Domain, task: Task, episode: Episode) -> float:
+    """The domain's hidden quality of an episode; without one, its return."""
+    if not hasattr(domain, "quality"):
+        return episode.reward
+    return float(domain.quality(task, [turn.action for turn in episode.turns]))
+
+
+class EpisodeJudge:
+    """Scores groups of episodes by the judge of section `rl.judge`. The first process asks; all get the same rewards."""
+
+    def __init__(
+        self,
+        context: StageContext,
+        algorithm: Algorithm,
+        domain: Domain,
+        tasks: Mapping[str, Task],
+        processes: Processes,
+        seed: int,
+    ) -> None:
+        self.context, self.params, self.domain, self.tasks = context, algorithm.rl.judge, domain, tasks
+        self.processes, self.seed = processes, seed
+        self.scoring = self.params.scoring()
+        self.gold: dict[str, float] = {}
+        """Gold quality of the step's episodes, by episode."""
+        self.judge = self._make()
+        self.monitor = GapMonitor(self.params.warn_gap, self.params.stop_gap)
+        self.rows: list[dict[str, Any]] = []
+        """Of the table of judgments, all steps."""
+        self.cost = Cost()
+        self.seconds = 0.0
+        """Time spent on judging, for the log only."""
+        self._step, self._scored = -1, dict[str, Scored]()
+
+    def _make(self) -> Judge:
+        params = self.params
+        if params.kind == "server":
+            return ServerJudge(params.server, self.context.root)
+        if params.kind == "local":
+            from stages.agent.policy import load_policy
+
+            policy = load_policy(self.context.root / params.local.path, device=str(self.processes.device))
+            policy.model.eval()
+            return LocalJudge(policy, params.local, self.context.params.model.max_length)
+        return ProgramJudge(params.program, lambda question, one: self.gold[one.name], self.seed)
+
+    def score(self, episodes: Sequence[Episode], greedy: Sequence[Episode], step: int) -> Judged:
+        """Rewards of the episodes, in order. Groups that this step has already judged keep their rewards. `greedy`: an episode
+        per task, where it is the anchor."""
+        if step != self._step:
+            self._step, self._scored, self.gold = step, {}, {}
+        members: dict[str, list[Episode]] = {}
+        for episode in episodes:
+            members.setdefault(episode.group_id, []).append(episode)
+        anchors = {episode.task_id: episode for episode in greedy} if self.params.anchored_by_greedy else {}
+        new = {name: found for name, found in sorted(members.items()) if name not in self._scored}
+        entered = {name: [anchors[found[0].task_id], *found] if anchors else found for name, found in new.items()}
+        for found in entered.values():
+            self.gold |= {one.episode_id: gold_quality(self.domain, self.tasks[one.task_id], one) for one in found}
+        self._scored |= self._ask(entered)
+        rewards: dict[str, float] = {}
+        for name, found in members.items():
+            entrants = self._scored[name].rewards[-len(found) :]  # the anchor, if it is not of the group, comes first
+            rewards |= {episode.episode_id: reward for episode, reward in zip(found, entrants, strict=True)}
+        return Judged(torch.tensor([rewards[episode.episode_id] for episode in episodes], dtype=torch.float32))
+
+    def _ask(self, entered: Mapping[str, Sequence[Episode]]) -> dict[str, Scored]:
+        """Have the first process's judge score groups of episodes; every process gets the same."""
+        own = []
+        if self.processes.index == 0:
+            started = time.monotonic()
+            groups = [self._group(found) for found in entered.values()]
+            scored, asked = score_groups(self.judge, groups, self.scoring, self.seed)
+            self.seconds += time.monotonic() - started
+            own = [(scored, [judgment_row(self.judge, *pair, step=self._step + 1) for pair in asked])]
+        ((scored, rows),) = self.processes.gather(own)
+        self.rows += rows
+        for row in rows:
+            self.cost += Cost(row["calls"], row["tokens_in"], row["tokens_out"], row["money"])
+        return dict(zip(entered, scored, strict=True))
+
+    def _group(self, episodes: Sequence[Episode]) -> Group:
+        task = self.tasks[episodes[0].task_id]
+        reference = ""
+        if self.params.references and hasattr(self.domain, "references"):
+            reference = next(iter(self.domain.references(task)), "")
+        return Group(task.task_id, opening(task.prompt, ""), tuple(map(candidate, episodes)), reference)
+
+    def observe(self, episodes: Sequence[Episode]) -> dict[str, float]:
+        """Metrics of the step's judgments, for the history; warns if judge and gold moved apart."""
+        step_rows = [row for row in self.rows if row["step"] == self._step + 1]
+        members: dict[str, list[Episode]] = {}
+        for episode in episodes:
+            members.setdefault(episode.group_id, []).append(episode)
+        scores, gold, rewards, truths = [], [], [], []
+        for name, found in sorted(members.items()):
+            scored = self._scored[name]
+            truth = [self.gold[episode.episode_id] for episode in found]
+            scores += scored.scores[-len(found) :]
+            gold += truth
+            rewards.append(scored.rewards[-len(found) :])
+            truths.append(truth)
+        warned = self.monitor.warned_at
+        metrics = self.monitor.observe(scores, gold)
+        if warned is None and self.monitor.warned_at is not None and self.context.main:
+            print(
+                f"{self.context.title}: at step {self._step + 1} the judge's scores and the gold quality have moved apart by "
+                f"{self.monitor.recent():.2f} standard deviations (rl.judge.warn_gap {self.params.warn_gap}): the policy may be "
+                f"learning the judge's errors",
+                file=sys.stderr,
+            )
+        measured = order_measures(step_rows)
+        metrics |= {f"judge_{name}": measured[name] for name in ("failures", "flip_rate", "tie_rate", "position_bias")}
+        metrics["judge_calls"] = float(sum(row["calls"] for row in step_rows))
+        metrics["judge_money"] = float(sum(row["money"] for row in step_rows))
+        agreement = group_agreement(rewards, truths)
+        metrics["judge_agreement"] = 0.0 if agreement is None else agreement
+        if self.seconds > 0:
+            self.context.metric("judge/calls_per_second", self.cost.calls / self.seconds, self._step + 1)
+        return metrics
+
+    @property
+    def stops(self) -> bool:
+        return self.monitor.stops
+
+    def report(self) -> dict[str, Any]:
+        """For reports/rl/<domain>.json."""
+        statuses = [row["status"] for row in self.rows]
+        return {
+            "judge": self.judge.name,
+            "version": self.judge.version,
+            "scheme": self.params.scheme,
+            "judgments": len(self.rows),
+            "calls": self.cost.calls,
+            "tokens_in": self.cost.tokens_in,
+            "tokens_out": self.cost.tokens_out,
+            "money": self.cost.money,
+            "statuses": {status: statuses.count(status) for status in sorted(set(statuses))},
+            "warned_at": self.monitor.warned_at,
+            **order_measures(self.rows),
+        }
+
+    def save(self, folder: Path) -> None:
+        """Write the table of judgments."""
+        write_judgments(folder / "judgments.parquet", self.rows)
+
+    def close(self) -> None:
+        self.judge.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        cost = self.cost
+        return {
+            "rows": self.rows,
+            "monitor": self.monitor.state_dict(),
+            "cost": [cost.calls, cost.tokens_in, cost.tokens_out, cost.money],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.rows = state["rows"]
+        self.monitor.load_state_dict(state["monitor"])
+        self.cost = Cost(*state["cost"])
+        if isinstance(self.judge, ServerJudge):
+            self.judge.spent = self.cost

@@ -65,7 +65,7 @@ def ours(options: Options, tasks: SearchTasks, team: Team = ALONE) -> Side:
         write_json(options.scratch / "data" / "rollouts" / "search" / "difficulty.json", {})
     team.wait()
     context = StageContext("rl", "search", tasks.params, options.scratch, Tracker(), team.index == 0, together)
-    algorithm = resolve(section(options, tasks))
+    algorithm = resolve(section(options, tasks), tasks.params.model.max_length)
     policy = load_policy(tasks.weights, attention="sdpa")
     domain: Any = SimpleNamespace(make=lambda worlds: tasks.make(), settings=tasks.domain.settings)
     job = OnlineJob(context, algorithm, policy, make_processes(tasks.params.resources, together), domain)

@@ -9,12 +9,16 @@ import pytest
 
 from stages.environments.registry import GROUP, load_domain
 
+SHIPPED = "briefing calculator code factbook keydoor outside_agent search shop textworld wordle".split()
+
 
 def test_shipped_domains_are_registered():
-    assert {"calculator", "code", "factbook", "keydoor", "search", "shop", "textworld", "wordle"} <= set(GROUP.points())
+    assert set(SHIPPED) <= set(GROUP.points())
 
 
-@pytest.mark.parametrize("name", ["calculator", "code", "factbook", "keydoor", "search", "shop", "textworld", "wordle"])
+@pytest.mark.parametrize(
+    "name", ["briefing", "calculator", "code", "factbook", "keydoor", "outside_agent", "search", "shop", "textworld", "wordle"]
+)
 def test_domain_has_its_name_and_default_settings(name):
     domain = load_domain(name)
     assert domain.name == name

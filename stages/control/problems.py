@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from stages.control.exact.settings import LinearPvi
 from stages.control.games.settings import MatrixGame
+from stages.control.linear.settings import LinearModel
 from stages.control.off_policy.settings import OffPolicy
+from stages.control.pursuit.settings import Pursuit
 from stages.control.reach.settings import Reach
 from stages.control.settings import OfflineQ
 from stages.control.soft_q.settings import JointActions
@@ -65,6 +67,18 @@ PROBLEMS = {
         MatrixGame,
         ("control.payoff", "control.spread", "control.safe", "control.exploitability", "control.first_action"),
         "each seed has its own first beliefs; play is deterministic",
+    ),
+    "linear_control": Problem(
+        "stages.control.linear.limited_models",
+        LinearModel,
+        ("control.cost_ratio", "control.log_cost_ratio", "control.model_error", "control.value_error"),
+        "each seed has its own transitions and first model; controllers are evaluated exactly",
+    ),
+    "pursuit": Problem(
+        "stages.control.pursuit.contributions",
+        Pursuit,
+        ("control.rank_correlation", "control.team", "control.efficiency_gap", "control.standard_error", "control.switched_off"),
+        "each seed has its own episodes and sampled coalitions",
     ),
 }
 """By name."""

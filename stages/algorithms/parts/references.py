@@ -26,11 +26,13 @@ class References(Part):
     """lcs: key words in the reference's order; recall: their coverage in any order; bleu: the best BLEU. random: a number in
     [0, 1) whatever the answer, and no style: the control of experiments."""
     content_weight: NonNegative = 0.5
+    """Factor of the content. With style_weight 0.5, the paper's mean; the reference code adds both parts: 1 and 1."""
     style_weight: NonNegative = 0.5
-    """Factors of both parts; the paper's mean. The reference code adds them: 1 and 1."""
+    """Factor of the style."""
     matching: Annotated[Literal["longest_first", "reference"], KEYED] = "longest_first"
     """reference: as in the authors' code, key words in the order given, and all occurrences counted in the first reference."""
     case_sensitive: Annotated[bool, KEYED] = False
+    """Tell capital letters from small ones."""
     length_penalty: NonNegative = 0.0
     """Factor of |rho - 1| where the number of words is not 0.9 to 1.2 times the reference's."""
     max_keyword_share: Annotated[Share | None, KEYED] = None

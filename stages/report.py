@@ -16,6 +16,7 @@ from stages.reporting.blocks import Section
 from stages.reporting.episodes import browser_data
 from stages.reporting.inputs import load_inputs
 from stages.reporting.page import DETAILS, SUMMARY, render_page
+from stages.reporting.sections.behaviour import behaviour_section
 from stages.reporting.viewer.folder import FOLDER, write_viewer
 from stages.reporting.viewer.groups import group_count, groups_of
 from stages.reporting.viewer.patterns import patterns_of
@@ -37,7 +38,7 @@ def run(context: StageContext) -> None:
     patterns = patterns_of(params)
     with context.progress("episodes", group_count(context.root, inputs), "group") as bar:
         groups = groups_of(context.root, inputs)
-        indexed = write_viewer(context.reports / FOLDER, inputs, groups, patterns, lambda group: bar.advance())
+        indexed, found = write_viewer(context.reports / FOLDER, inputs, groups, patterns, lambda group: bar.advance())
 
     # Chapters: each builder reads its inputs and draws its figures.
     summary: list[Section] = []
@@ -48,6 +49,8 @@ def run(context: StageContext) -> None:
                 chapter = build(inputs)
                 chapters += [chapter] if chapter is not None else []
                 bar.advance()
+    behaviour = behaviour_section(inputs, indexed, patterns, found)
+    summary[1:1] = [behaviour] if behaviour is not None else []
 
     # Episodes: best, worst and random ones of every domain and source.
     sources = {domain: given.episodes for domain, given in inputs.domains.items()}

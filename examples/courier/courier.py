@@ -80,9 +80,30 @@ class CourierEnvironment(ValueEnvironment[CourierState]):
         return next(iter(self.admissible()), None)
 
 
+RENDERER = """
+viewer.renderer("courier", {
+  name: "street map",
+  draw: function (episode, turn, element) {
+    const places = [-1].concat(Array.from(Array(turn + 1).keys())).map(function (number) {
+      return /(\\d+) blocks east, (\\d+) blocks north/.exec(viewer.said(episode, number));
+    }).filter(Boolean);
+    const rooms = {}, ways = [];
+    places.forEach(function (place, number) {
+      rooms["corner " + (number + 1)] = { x: -Number(place[1]), y: Number(place[2]), lines: [], seen: true };
+      if (number) ways.push(["corner " + number, "corner " + (number + 1)]);
+    });
+    rooms.door = { x: 0, y: 0, lines: [], seen: /^Delivered/.test(viewer.said(episode, turn)) };
+    return viewer.map(rooms, ways, rooms.door.seen ? "door" : "corner " + places.length, "The way to the door");
+  }
+});
+"""
+"""Draws the way so far in the viewer of episodes; see docs/extending.md."""
+
+
 class CourierDomain(RecipeDomain[CourierSettings]):
     name = "courier"
     Settings = CourierSettings
+    renderer = RENDERER
 
     def recipes(self, count: int, seed: int) -> Iterator[dict[str, Any]]:
         for split, index in splits_in_turn(count):

@@ -92,6 +92,11 @@ class Algorithm:
         return self.rl.credit.kind == "progress" and self.rl.credit.step_reward == "spa"
 
     @property
+    def needs_teacher(self) -> bool:
+        """Whether batches need Teacher."""
+        return self.rl.credit.kind == "own" and self.method.teacher is not None and self.method.teacher(self.rl)
+
+    @property
     def whole_groups(self) -> bool:
         """Whether a micro-batch must contain all or none of a group's rows."""
         return self.method.whole_groups and self.rl.loss.kind == "own"

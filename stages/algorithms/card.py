@@ -41,6 +41,7 @@ class Composition:
     vocabulary: (rl) -> whether its loss gets a `stages.agent.policy.Vocabulary` of the current policy as its last argument.
     rescored: (rl) -> whether the training pass recomputes `logprobs_old`, and adds MeanLogprobs (parts/loss.py) to the batch.
     reference: (rl) -> whether its pieces need the log-probabilities of the frozen start policy.
+    teacher: (rl) -> whether its pieces need the log-probabilities of a teacher that sees a solution (parts/teacher.py).
     whole_groups: its own loss compares the episodes of a group, so that no group may be split over micro-batches.
     check: (rl as given, rl resolved); raises ParamsError for combinations that are invalid with this method.
     data: what it learns from. episodes: what the policy plays; offline_replay: the offline dataset (`replay.records`), by the
@@ -58,6 +59,7 @@ class Composition:
     vocabulary: Callable[[Any], bool] | None = None
     rescored: Callable[[Any], bool] | None = None
     reference: Callable[[Any], bool] | None = None
+    teacher: Callable[[Any], bool] | None = None
     whole_groups: bool = False
     check: Callable[[Any, Any], None] | None = None
     data: Literal["episodes", "offline_replay", "pairs", "paths", "offline"] = "episodes"

@@ -91,6 +91,7 @@ def _batch() -> TrajectoryBatch:
     from stages.algorithms.parts.judge import Judged
     from stages.algorithms.parts.loss import MeanLogprobs
     from stages.algorithms.parts.progress import Progress
+    from stages.algorithms.parts.teacher import Teacher
     from stages.algorithms.parts.turn_critic import TurnCritic
 
     count, width = GROUPS * SIZE, 1 + LENGTH
@@ -124,6 +125,7 @@ def _batch() -> TrajectoryBatch:
         Progress(_random(count, 1)),
         StepKeys(torch.cat([own, torch.full_like(own, ENDED)], 1), own, own, tuple(f"state {row}" for row in range(count))),
         StepValues(_random(count, 2)),
+        Teacher(-_random(count, width) * mask, mask),
         TurnCritic(_random(count, 1, 2), _random(count, 2, 1).mT),
     )
 

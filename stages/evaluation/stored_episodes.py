@@ -52,3 +52,12 @@ def played_groups(path: Path, domain: str, models: Sequence[str]) -> Iterator[tu
             rows = pq.read_table(path, filters=[("model", "=", model), ("domain", "=", domain)]).to_pylist()
         if rows:
             yield model, rows
+
+
+def stored_groups(path: Path) -> frozenset[tuple[str, str]]:
+    """(model, domain) of the episodes in the file; none without the file. Raises ValueError for a damaged file."""
+    if not path.exists():
+        return frozenset()
+    with undamaged(path, "delete it and run evaluate again"):
+        table = pq.read_table(path, columns=["model", "domain"])
+    return frozenset(zip(*(table.column(name).to_pylist() for name in ("model", "domain")), strict=True))

@@ -14,6 +14,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+class Link(str):
+    """A table's cell that leads to `href`."""
+
+    href: str
+
+    def __new__(cls, text: str, href: str) -> Link:
+        made = super().__new__(cls, text)
+        made.href = href
+        return made
+
+
 @dataclass(frozen=True)
 class Drawing:
     """One figure: inline SVG with a caption."""

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stages.evaluation.stored_episodes import FILE as STORED
+from stages.evaluation.stored_episodes import stored_groups
 from stages.records.episode import read_json, read_rows
 from stages.reporting.kept import Run, read_kept
 from stages.reporting.results import check_evaluation
@@ -67,6 +69,8 @@ class Inputs:
     """Method -> reports/design/<method>.json."""
     uses: Mapping[str, Any] | None = None
     """reports/annotation_uses.json: the board's verdicts on uses of annotations."""
+    stored: frozenset[tuple[str, str]] = frozenset()
+    """(model, domain) of the evaluation whose episodes are in data/evaluation/episodes.parquet."""
     spread: Mapping[str, Any] | None = None
     """reports/spread.json: results of the lifecycle over seeds."""
 
@@ -168,5 +172,6 @@ def load_inputs(root: Path, params: Params) -> Inputs:
         kept=read_kept(root),
         designs={path.stem: optional_json(path) or {} for path in sorted((root / "reports" / "design").glob("*.json"))},
         uses=optional_json(root / "reports" / "annotation_uses.json"),
+        stored=stored_groups(root / STORED),
         spread=optional_json(root / "reports" / "spread.json"),
     )

@@ -21,9 +21,8 @@ from stages.reporting.sections.provenance import provenance_section
 from stages.reporting.sections.search import search_section
 from stages.reporting.sections.speed import speed_section
 from stages.reporting.style import css_variables
+from stages.reporting.viewer.links import VIEWER
 
-VIEWER = "episodes/index.html"
-"""The viewer of all episodes, from the page."""
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 
 Builder = Callable[[Inputs], Section | None]

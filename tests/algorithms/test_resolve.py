@@ -19,6 +19,7 @@ from stages.algorithms.parts.judge import Judged
 from stages.algorithms.parts.loss import MeanLogprobs, denominators
 from stages.algorithms.parts.part import Part, conditions, get, parts_of
 from stages.algorithms.parts.progress import Progress
+from stages.algorithms.parts.teacher import Teacher
 from stages.algorithms.parts.turn_critic import TurnCritic
 from stages.algorithms.registry import cards, composition, names
 from stages.algorithms.settings import Rl
@@ -292,6 +293,8 @@ def test_every_method_and_aggregation_takes_a_step(make_batch, name: str, aggreg
         batch = batch.with_extra(TurnCritic(batch.rewards[:, None, None].expand(-1, 1, 2), torch.full((4, 1, 2), 0.5)))
     if algorithm.needs_progress:
         batch = batch.with_extra(Progress(batch.rewards[:, None] - 0.25))
+    if algorithm.needs_teacher:
+        batch = batch.with_extra(Teacher(batch.logprobs_old - batch.rewards[:, None] * batch.mask, batch.mask))
     nothing, whole = torch.zeros(batch.mask.shape), None
     if algorithm.needs_vocabulary:
         batch, whole = batch.with_extra(MeanLogprobs(nothing)), Vocabulary(nothing, nothing)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stages.reporting import spread
-from stages.reporting.blocks import Block, Drawing, Figures, Section, Table, Text, draw, number, slug
+from stages.reporting.blocks import Block, Drawing, Figures, Link, Section, Table, Text, draw, number, slug
 from stages.reporting.figures.curves import has_column, rl_panel
 from stages.reporting.figures.outcome import by_difficulty, differences, journey_lines, success_bars
 from stages.reporting.inputs import Inputs
@@ -21,6 +21,7 @@ from stages.reporting.results import (
     success,
 )
 from stages.reporting.style import domain_colour
+from stages.reporting.viewer.links import side_by_side
 
 INTRO = (
     "Every model is evaluated on the same frozen panel of unseen tasks. Bars show the share of successful attempts, lines the "
@@ -82,6 +83,12 @@ def compared_with(model: str, domain: str) -> tuple[str, ...]:
     return (model.partition("+")[0],) if "+" in model else against.get(model, ("sft",))
 
 
+def episodes_cell(inputs: Inputs, model: str, other: str, domain: str) -> list[str]:
+    """A link to the episodes of two models side by side; empty if they are not stored."""
+    both = {(model, domain), (other, domain)} <= inputs.stored
+    return [Link("side by side", side_by_side(domain, model, other)) if both else ""]
+
+
 def results_table(inputs: Inputs) -> Table:
     """Success of each model with its interval, and paired tests against its baselines."""
     evaluation, domains = inputs.evaluation, evaluated_domains(inputs)
@@ -93,15 +100,15 @@ def results_table(inputs: Inputs) -> Table:
                 continue
             own = [domain, model, estimate.percent(), estimate.interval()]
             pairs = [
-                [item["b"], *comparison_cells(item)]
+                [item["b"], *comparison_cells(item), *episodes_cell(inputs, model, other, domain)]
                 for other in compared_with(model, domain)
                 if (item := find_comparison(evaluation, model, other, domain)) is not None
             ]
-            body.append(own + (pairs[0] if pairs else [""] * 5))
+            body.append(own + (pairs[0] if pairs else [""] * 6))
             body += [[domain, "", "", "", *pair] for pair in pairs[1:]]
     level = f"{100 * confidence_of(inputs):g} % interval"
-    header = ("domain", "model", "success", level, "vs.", "points", level, "p", "verdict")
-    return Table("Success and paired comparisons", header, body, text_columns=2, left=(4, 8), grouped=True)
+    header = ("domain", "model", "success", level, "vs.", "points", level, "p", "verdict", "episodes")
+    return Table("Success and paired comparisons", header, body, text_columns=2, left=(4, 8, 9), grouped=True)
 
 
 def panels_text(inputs: Inputs) -> Text:
@@ -146,12 +153,23 @@ def _at_k(name: str, value: float | None) -> str:
     return number(value) if name == "distinct_at_k" else f"{100 * value:.1f} %"
 
 
-def comparison_table(comparisons: Sequence[Mapping[str, Any]], domains: Sequence[str], confidence: float) -> Table:
+def comparison_table(comparisons: Sequence[Mapping[str, Any]], domains: Sequence[str], inputs: Inputs) -> Table:
     """All paired comparisons: first model minus second."""
-    ordered = sorted(comparisons, key=lambda item: domains.index(item["domain"]))
-    rows = [[item["domain"], item["a"], item["b"], *comparison_cells(item)] for item in ordered]
-    header = ("domain", "model", "compared with", "points", f"{100 * confidence:g} % interval", "p", "verdict")
-    return Table("All paired comparisons", header, rows, text_columns=3, left=(6,), grouped=True, folded=True)
+    rows = []
+    for item in sorted(comparisons, key=lambda item: domains.index(item["domain"])):
+        names = (item["domain"], item["a"], item["b"])
+        rows.append([*names, *comparison_cells(item), *episodes_cell(inputs, item["a"], item["b"], item["domain"])])
+    header = (
+        "domain",
+        "model",
+        "compared with",
+        "points",
+        f"{100 * confidence_of(inputs):g} % interval",
+        "p",
+        "verdict",
+        "episodes",
+    )
+    return Table("All paired comparisons", header, rows, text_columns=3, left=(6, 7), grouped=True, folded=True)
 
 
 def learning_curve(inputs: Inputs) -> Drawing | None:
@@ -207,7 +225,7 @@ def outcome_section(inputs: Inputs) -> Section:
     if compared:
         caption = "Paired differences, first model minus second. Filled marks: the interval excludes zero."
         blocks.insert(2, Figures([draw("differences", caption, differences, compared, every)]))
-        blocks.append(comparison_table(compared, domains, confidence))
+        blocks.append(comparison_table(compared, domains, inputs))
     absent = [
         f"{model} on {domain}"
         for domain in domains

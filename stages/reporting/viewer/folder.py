@@ -9,29 +9,35 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from stages.environments.registry import GROUP
+from stages.reporting.blocks import rounded
 from stages.reporting.episodes import token_text
 from stages.reporting.inputs import Inputs
 from stages.reporting.style import css_variables
-from stages.reporting.viewer.groups import Group
+from stages.reporting.viewer.groups import Group, group_key
 from stages.reporting.viewer.index import Indexed, index_group, index_json
 from stages.reporting.viewer.pack import pack_group, script, used_tokens
 from stages.reporting.viewer.patterns import Pattern
+from stages.reporting.viewer.prevalence import Prevalence, prevalences
 from stages.runtime.files import atomic_folder
 from stages.runtime.validation import ParamsError
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
 RENDERERS = TEMPLATES / "viewer" / "renderers"
+SAME = {"code_folder": "code"}
+"""Domain -> the shipped domain whose script draws it, too."""
 FOLDER = "episodes"
 """Beside report.html."""
 
 
 def renderer(domain: str) -> str | None:
-    """The script that draws a domain's episodes: that of the domain's class (`renderer`, a path) or the shipped one; None without
-    either. Raises ParamsError if the class names a file that can't be read."""
+    """The script that draws a domain's episodes: that of the domain's class (`renderer`, a Path or the JavaScript itself) or the
+    shipped one; None without either. Raises ParamsError if the class names a file that can't be read."""
     given = getattr(GROUP.load(domain), "renderer", None) if domain in GROUP.points() else None
-    shipped = RENDERERS / f"{domain}.js"
+    shipped = RENDERERS / f"{SAME.get(domain, domain)}.js"
     if given is None:
         return shipped.read_text(encoding="utf-8") if shipped.exists() else None
+    if isinstance(given, str):
+        return given
     try:
         return Path(given).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -43,7 +49,7 @@ def inline(text: str) -> str:
     return text.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 
-def render_viewer(inputs: Inputs, groups: Sequence[Indexed], patterns: Sequence[Pattern]) -> str:
+def render_viewer(inputs: Inputs, groups: Sequence[Indexed], patterns: Sequence[Pattern], found: Sequence[Prevalence]) -> str:
     """The viewer's page as HTML."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES, encoding="utf-8"),
@@ -54,13 +60,28 @@ def render_viewer(inputs: Inputs, groups: Sequence[Indexed], patterns: Sequence[
         keep_trailing_newline=True,
     )
     titles = {pattern.name: {"title": pattern.title, "about": pattern.about} for pattern in patterns}
+    listed = {
+        "patterns": titles,
+        "order": list(titles),
+        "intervals": intervals(found),
+        "confidence": inputs.params.evaluate.confidence,
+        "comparisons": comparisons(inputs),
+    }
     scripts = {domain: text for domain in inputs.params.domains if (text := renderer(domain)) is not None}
     return environment.get_template("viewer/index.html.j2").render(
         light=css_variables(0),
         dark=css_variables(1),
-        index={**index_json(groups), "patterns": titles, "comparisons": comparisons(inputs)},
+        index={**index_json(groups), **listed},
         renderers=[inline(scripts[domain]) for domain in sorted(scripts)],
     )
+
+
+def intervals(found: Sequence[Prevalence]) -> dict[str, dict[str, list[float | None]]]:
+    """Key of a group -> pattern -> [low, high] of its share."""
+    ends: dict[str, dict[str, list[float | None]]] = {}
+    for one in found:
+        ends.setdefault(group_key(one.domain, one.source), {})[one.pattern] = [rounded(one.low, 4), rounded(one.high, 4)]
+    return ends
 
 
 def comparisons(inputs: Inputs) -> list[dict[str, Any]]:
@@ -75,10 +96,10 @@ def write_viewer(
     groups: Iterable[Group],
     patterns: Sequence[Pattern],
     shown: Callable[[Group], None] = lambda group: None,
-) -> list[Indexed]:
+) -> tuple[list[Indexed], list[Prevalence]]:
     """Write the viewer to `folder`, which it replaces, one group in memory at a time. `shown` is called after each group.
 
-    Returns the groups' index, which the report's chapters read.
+    Returns the groups' index and how often each pattern occurs, for the chapter on behaviour.
     """
     indexed: list[Indexed] = []
     tokens: set[int] = set()
@@ -90,5 +111,6 @@ def write_viewer(
             shown(group)
         vocabulary = {str(token): token_text(inputs.tokenizer, token) for token in sorted(tokens)}
         (partial / "vocabulary.js").write_text(script("vocabulary", vocabulary), encoding="utf-8")
-        (partial / "index.html").write_text(render_viewer(inputs, indexed, patterns), encoding="utf-8")
-    return indexed
+        found = prevalences(indexed, inputs)
+        (partial / "index.html").write_text(render_viewer(inputs, indexed, patterns, found), encoding="utf-8")
+    return indexed, found

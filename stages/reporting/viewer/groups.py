@@ -31,12 +31,16 @@ class Group:
     @property
     def key(self) -> str:
         """Names the group in links and files: a-z, A-Z, 0-9, '.', '_' and '-'."""
-        return f"{file_name(self.domain)}.{file_name(self.source)}"
+        return group_key(self.domain, self.source)
 
 
 def file_name(text: str) -> str:
     """`text` with each character that is unsafe in a file name or address replaced by its code, so that names stay distinct."""
     return "".join(letter if letter.isascii() and (letter.isalnum() or letter in "_") else f"-{ord(letter):x}" for letter in text)
+
+
+def group_key(domain: str, source: str) -> str:
+    return f"{file_name(domain)}.{file_name(source)}"
 
 
 def groups_of(root: Path, inputs: Inputs) -> Iterator[Group]:

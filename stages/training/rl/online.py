@@ -39,6 +39,7 @@ from stages.training.rl.offline_dataset import read_offline_dataset
 from stages.training.rl.policy_updates import PolicyUpdates, agreement, check_agreement, policy_row
 from stages.training.rl.reannotation import Reannotation
 from stages.training.rl.replay_buffer import ReplayBuffer
+from stages.training.rl.self_teacher import SelfTeacher, solutions
 from stages.values.step_value import StepValueModel
 
 if TYPE_CHECKING:
@@ -82,6 +83,10 @@ class OnlineJob(RlJob):
         self.imitation: SelfImitation | None = None
         if self.rl.imitation.ratio:
             self.imitation = SelfImitation(self.models, self.rl.imitation, self.rl.sampling.temperature)
+        self.teacher: SelfTeacher | None = None
+        if algorithm.needs_teacher:
+            known = solutions(self.rl.settings.source, self.curated, self.annotated, str(context.domain))
+            self.teacher = SelfTeacher(self.models, self.chat, self.rl.settings, known, self.max_length)
         self.reannotation: Reannotation | None = None
         if self.rl.reannotate.every:
             parts = (self.models, self.engine, self.chat, self.pool)
@@ -256,6 +261,8 @@ class OnlineJob(RlJob):
     def prepare(self, batch: TrajectoryBatch, step: int) -> TrajectoryBatch:
         """The batch with all that the update needs: reference log-probs, values, advantages, step credit."""
         batch = self.models.annotate(batch, self.algorithm)
+        if self.teacher is not None:
+            batch = self.teacher.annotate(batch, self.played, self.rl.sampling.temperature)
         kl = self.models.reference_kl(batch, self.rl.sampling.temperature)
         groups = len({episode.group_id for episode in self.played})
         batch = batch.with_metrics(groups=float(groups), dead_groups=float(dead_groups(batch)), kl=kl)

@@ -79,6 +79,7 @@
 
   const FILTERS = { domain: viewer.domains, source: [], outcome: viewer.index.outcomes, stop: [], pattern: [] };
   viewer.index.groups.forEach(function (group) { FILTERS.source.push(group.source); FILTERS.stop.push.apply(FILTERS.stop, group.stops); FILTERS.pattern.push.apply(FILTERS.pattern, Object.keys(group.hits)); });
+  FILTERS.pattern.sort(function (a, b) { return viewer.index.order.indexOf(a) - viewer.index.order.indexOf(b); });
   Object.keys(FILTERS).forEach(function (name) {
     viewer.option(form.elements[name], viewer.unique(FILTERS[name]), name === "pattern" ? function (value) { return viewer.index.patterns[value].title; } : null);
   });

@@ -15,14 +15,16 @@ viewer.views.patterns = (function () {
 
   function draw() {
     const domain = form.elements.domain.value, groups = viewer.index.groups.filter(function (group) { return group.domain === domain; });
-    const names = viewer.unique(groups.flatMap(function (group) { return Object.keys(group.hits); })), box = panel.querySelector(".table");
+    const names = viewer.index.order.filter(function (name) { return groups.some(function (group) { return group.hits[name]; }); }), box = panel.querySelector(".table");
     box.textContent = "";
     names.forEach(function (name) {
       const pattern = viewer.index.patterns[name], rows = groups.map(function (group) {
         const count = Object.keys(group.hits[name] || {}).length, all = group.entries.length;
-        return [group.source, KINDS[group.kind], bar(count / all, viewer.wilson(count, all)), viewer.link(count + " of " + all, { domain: domain, source: group.source, pattern: name }), viewer.share(count, all)];
+        const ends = (viewer.index.intervals[group.key] || {})[name] || [null, null], known = ends[0] !== null;
+        const text = viewer.percent(count / all) + (known ? " (" + (100 * ends[0]).toFixed(1) + " to " + (100 * ends[1]).toFixed(1) + ")" : "");
+        return [group.source, KINDS[group.kind], bar(count / all, known ? ends : [count / all, count / all]), viewer.link(count + " of " + all, { domain: domain, source: group.source, pattern: name }), text];
       });
-      box.append(element("h3", "", pattern.title), element("p", "fine", pattern.about), viewer.table(["played by", "where", "", "episodes", "share (95 % interval)"], rows, 3));
+      box.append(element("h3", "", pattern.title), element("p", "fine", pattern.about), viewer.table(["played by", "where", "", "episodes", "share (" + 100 * viewer.index.confidence + " % interval)"], rows, 3));
     });
     if (!names.length) box.appendChild(element("p", "note", "No pattern is looked for in this domain."));
   }

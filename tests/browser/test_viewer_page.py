@@ -374,6 +374,26 @@ def test_nothing_is_wider_than_the_screen(browser: Browser, viewer: Path, size: 
     assert red < 40 if dark else red > 215
 
 
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_text_has_the_contrast_of_wcag_aa(browser: Browser, viewer: Path, dark: bool) -> None:
+    """Contract: at least 4.5, or 3 for large text, in every view."""
+    script = (Path(__file__).parent / "contrast.js").read_text(encoding="utf-8")
+    browser.view(DESK, dark=dark)
+    visit(browser, viewer, source="rl step 20", domain="search")
+    for view in ("chat", "owner", "logprob", "advantage"):
+        browser.run("document.querySelector(`#view-episodes [data-view=${arguments[0]}]`).click()", view)
+        wait(browser, lambda: browser.run(SHOWN))
+        assert browser.run(script) == []
+    visit(browser, viewer, tab="compare", domain="search", a="sft", b="merged", tint="logprob", ready=PAIR)
+    assert browser.run(script) == []
+    visit(
+        browser, viewer, tab="patterns", domain="search", ready="return Boolean(document.querySelector('#view-patterns table'))"
+    )
+    assert browser.run(script) == []
+    visit(browser, viewer, tab="paths", domain="search", a="sft", b="merged", ready=GRAPH)
+    assert browser.run(script) == []
+
+
 def test_missing_file_is_named(browser: Browser, viewer: Path, tmp_path: Path) -> None:
     """Contract: a page without its folder says what is missing and what to do."""
     shutil.copy(viewer, tmp_path / "index.html")

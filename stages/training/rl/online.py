@@ -38,7 +38,7 @@ from stages.training.rl.offline_dataset import read_offline_dataset
 from stages.training.rl.policy_updates import PolicyUpdates, agreement, check_agreement, policy_row
 from stages.training.rl.reannotation import Reannotation
 from stages.training.rl.replay_buffer import ReplayBuffer
-from stages.training.rl.scoring import make_scorer
+from stages.training.rl.scorers import make_scorer
 from stages.training.rl.self_teacher import SelfTeacher, solutions
 from stages.values.step_value import StepValueModel
 

@@ -1,20 +1,15 @@
-"""What scores episodes by their text while rl trains: a judge, or references (`rl.reward.kind`)."""
+"""The contract of what scores episodes by their text while rl trains."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from stages.algorithms.algorithm import Algorithm
 from stages.algorithms.parts.reward import EpisodeRewards
 from stages.environments.protocol import Domain
 from stages.records.episode import Episode
 from stages.records.task import Task
-from stages.training.common.processes import Processes
-
-if TYPE_CHECKING:
-    from stages.runtime.stage import StageContext
 
 
 class EpisodeScorer(Protocol):
@@ -52,17 +47,3 @@ def gold_quality(domain: Domain, task: Task, episode: Episode) -> float:
     if not hasattr(domain, "quality"):
         return episode.reward
     return float(domain.quality(task, [turn.action for turn in episode.turns]))
-
-
-def make_scorer(
-    context: StageContext, algorithm: Algorithm, domain: Domain, tasks: Mapping[str, Task], processes: Processes, seed: int
-) -> EpisodeScorer | None:
-    """The scorer that `rl.reward.kind` names; None for rewards that do not depend on text."""
-    from stages.training.rl.judging import EpisodeJudge
-    from stages.training.rl.reference_rewards import ReferenceRewards
-
-    if algorithm.rl.reward.kind == "judge":
-        return EpisodeJudge(context, algorithm, domain, tasks, processes, seed)
-    if algorithm.rl.reward.kind == "references":
-        return ReferenceRewards(context, algorithm, domain, tasks, seed)
-    return None

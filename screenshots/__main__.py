@@ -30,6 +30,12 @@ COLOURS = 160
 LARGEST = 200_000
 """Maximum bytes of a screenshot."""
 SETTLE_S, PATIENCE_S = 1.5, 240.0
+WITH_RL = (
+    "const right = document.querySelector('#view-paths [name=b]'); right.value = [...right.options].map(one => one.value)"
+    ".filter(name => name.startsWith('rl step')).pop(); right.dispatchEvent(new Event('change', {bubbles: true}))"
+)
+"""Compares with the last stored step of RL."""
+DRAWN = "document.querySelector('[data-view=drawn]').click()"
 GRAPH_S = 8.0
 """Time for Prefect to draw a run's graph, on a canvas whose text cannot be read."""
 
@@ -75,6 +81,36 @@ def take_report(browser: Browser, names: Sequence[str]) -> None:
     browser.view((SIZE[0], 1180))
     browser.open(path)
     save(browser, ROOT / FOLDER / "report.png")
+
+
+VIEWS = {
+    "viewer-episode": ("source=merged&domain=textworld&pattern=loop", "#view-episodes .content", DRAWN),
+    "viewer-compare": ("tab=compare&domain=search&a=sft&b=rl%40search&change=won&tint=logprob", "#view-compare .pair", ""),
+    "viewer-patterns": ("tab=patterns&domain=search", "#view-patterns table", ""),
+    "viewer-paths": ("tab=paths&domain=textworld&a=sft+rollout", "#view-paths .graph svg", WITH_RL),
+}
+"""Name -> the viewer's address, what it then shows, a script to run before the picture."""
+
+
+def take_viewer(browser: Browser, names: Sequence[str]) -> None:
+    path = ROOT / "reports" / "episodes" / "index.html"
+    if not path.exists():
+        raise RuntimeError("reports/episodes/index.html does not exist; run 'make lifecycle' first")
+    browser.view(SIZE)
+    for name in names:
+        address, shown, script = VIEWS[name]
+        browser.driver.get("about:blank")
+        browser.open(f"{path.resolve().as_uri()}#{address}")
+        deadline = time.monotonic() + PATIENCE_S
+        while not browser.run("return document.querySelector(arguments[0])?.childElementCount", shown):
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{browser.driver.current_url} does not show {shown}")
+            time.sleep(0.2)
+        time.sleep(SETTLE_S)
+        if script:
+            browser.run(script)
+            time.sleep(SETTLE_S)
+        save(browser, ROOT / FOLDER / f"{name}.png")
 
 
 def mlflow_runs(address: str) -> tuple[str, str, str, Any]:
@@ -196,6 +232,10 @@ def take_prefect(browser: Browser, names: Sequence[str]) -> None:
 
 CAPTIONS = {
     "report": "The report: figures, results with paired tests, changes, cost, episodes",
+    "viewer-episode": "Every episode: filters, search, patterns, and the environment's own picture of each turn",
+    "viewer-compare": "Two models at the same task, turn by turn, the first divergence marked",
+    "viewer-patterns": "How often patterns of behaviour occur, with links to the episodes",
+    "viewer-paths": "Where the episodes of a task go, before and after reinforcement learning",
     "mlflow-runs": "MLflow: a parent run per lifecycle, a child per stage and domain",
     "mlflow-charts": "MLflow: curves of an RL run",
     "mlflow-trace": "MLflow: an episode as a trace, turn by turn",
@@ -204,6 +244,7 @@ CAPTIONS = {
 """In the order of the page."""
 TAKERS: dict[Callable[[Browser, Sequence[str]], None], tuple[str, ...]] = {
     take_report: ("report",),
+    take_viewer: tuple(VIEWS),
     take_mlflow: ("mlflow-runs", "mlflow-charts", "mlflow-trace"),
     take_prefect: ("prefect-run",),
 }

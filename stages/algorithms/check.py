@@ -88,9 +88,9 @@ def _batch() -> TrajectoryBatch:
     from stages.algorithms.batch import ENDED, StepKeys, TrajectoryBatch
     from stages.algorithms.parts.advantage import GreedyReturns
     from stages.algorithms.parts.credit import StepValues
-    from stages.algorithms.parts.judge import Judged
     from stages.algorithms.parts.loss import MeanLogprobs
     from stages.algorithms.parts.progress import Progress
+    from stages.algorithms.parts.reward import EpisodeRewards
     from stages.algorithms.parts.teacher import Teacher
     from stages.algorithms.parts.turn_critic import TurnCritic
 
@@ -121,7 +121,7 @@ def _batch() -> TrajectoryBatch:
     ).with_extra(
         GreedyReturns(torch.zeros(count)),
         MeanLogprobs(-4 * _random(count, width) * mask),
-        Judged(rewards),
+        EpisodeRewards(rewards),
         Progress(_random(count, 1)),
         StepKeys(torch.cat([own, torch.full_like(own, ENDED)], 1), own, own, tuple(f"state {row}" for row in range(count))),
         StepValues(_random(count, 2)),

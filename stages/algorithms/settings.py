@@ -23,6 +23,7 @@ from stages.algorithms.parts.observation import Observation
 from stages.algorithms.parts.part import Layered
 from stages.algorithms.parts.preference import Preference
 from stages.algorithms.parts.reannotate import Reannotate
+from stages.algorithms.parts.references import References
 from stages.algorithms.parts.replay import Replay
 from stages.algorithms.parts.reward import Reward
 from stages.algorithms.parts.selection import Selection
@@ -81,6 +82,7 @@ class Rl(Layered):
     episode whole. The same gradient to float rounding."""
     reward: Reward = Reward()
     judge: Judge = Judge()
+    references: References = References()
     branching: Branching = Branching()
     group_resampling: GroupResampling = GroupResampling()
     external: External = External()

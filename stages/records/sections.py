@@ -59,18 +59,28 @@ ADDED: Mapping[str, Any] = {
 """Keys that are left out of hashes while they have this value, their default: adding them changed no hash."""
 
 
-def _without_judge(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Section `rl` without `judge` where that has no effect: without a judge's rewards, or (not resolved) without a key set."""
-    judge, reward = values.get("judge"), values.get("reward")
-    if not isinstance(judge, Mapping) or not isinstance(reward, Mapping) or reward.get("kind") == "judge":
+REWARDED_BY = {"judge": "judge", "references": "references"}
+"""Keys of section `rl` -> the reward.kind with which they have an effect; without it they are left out of hashes."""
+
+
+def _without_idle(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Section `rl` without the keys of REWARDED_BY that have no effect; where it is not resolved, without those of which nothing
+    is set. Other mappings as they are."""
+    reward = values.get("reward")
+    if not isinstance(reward, Mapping):
         return values
-    unset = all(value is None for value in judge.values())
-    return {key: value for key, value in values.items() if key != "judge"} if reward.get("kind") or unset else values
+
+    def idle(key: str) -> bool:
+        held, kind = values.get(key), reward.get("kind")
+        unset = isinstance(held, Mapping) and all(value is None for value in held.values())
+        return key in REWARDED_BY and isinstance(held, Mapping) and kind != REWARDED_BY[key] and (kind is not None or unset)
+
+    return {key: value for key, value in values.items() if not idle(key)}
 
 
 def _hashed(values: Any) -> Any:
     if isinstance(values, Mapping):
-        values = _without_judge(values)
+        values = _without_idle(values)
         kept = {key: value for key, value in values.items() if key not in ADDED or value != ADDED[key]}
         return {HASHED_AS.get(key, key): _hashed(value) for key, value in kept.items()}
     return [_hashed(value) for value in values] if isinstance(values, (list, tuple)) else values

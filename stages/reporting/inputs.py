@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stages.evaluation.stored_episodes import FILE as STORED
 from stages.evaluation.stored_episodes import stored_groups
 from stages.records.episode import read_json, read_rows
+from stages.reporting.kept import EPISODES as KEPT
 from stages.reporting.kept import Run, read_kept
 from stages.reporting.results import check_evaluation
 from stages.runtime.deps import EXEMPT
@@ -71,6 +72,8 @@ class Inputs:
     """reports/annotation_uses.json: the board's verdicts on uses of annotations."""
     stored: frozenset[tuple[str, str]] = frozenset()
     """(model, domain) of the evaluation whose episodes are in data/evaluation/episodes.parquet."""
+    kept_episodes: frozenset[str] = frozenset()
+    """Names of the files of kept runs' episodes in data/kept."""
     spread: Mapping[str, Any] | None = None
     """reports/spread.json: results of the lifecycle over seeds."""
 
@@ -173,5 +176,6 @@ def load_inputs(root: Path, params: Params) -> Inputs:
         designs={path.stem: optional_json(path) or {} for path in sorted((root / "reports" / "design").glob("*.json"))},
         uses=optional_json(root / "reports" / "annotation_uses.json"),
         stored=stored_groups(root / STORED),
+        kept_episodes=frozenset(path.name for path in (root / KEPT).glob("*.parquet")),
         spread=optional_json(root / "reports" / "spread.json"),
     )

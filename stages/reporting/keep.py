@@ -1,7 +1,8 @@
 """`python -m stages.reporting.keep [--note TEXT]`: add the finished run to reports/runs.jsonl, to compare later runs with it.
 
 An entry holds parameters, hashes of the code, success with the outcome of every panel task, work done, and time and memory
-measured on this machine. Commit the file with the results it describes.
+measured on this machine. Commit the file with the results it describes. The evaluation's episodes are copied to data/kept (not
+in git): the viewer of later reports shows them beside those of the new run.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from typing import Any
 
 import yaml
 
+from stages.evaluation.stored_episodes import FILE as STORED
 from stages.params import load_params
 from stages.reporting.inputs import load_inputs
-from stages.reporting.kept import FILE, Measured, Run, append, newest
+from stages.reporting.kept import FILE, Measured, Run, append, episodes_path, newest
 from stages.reporting.this_run import this_run
 from stages.runtime.command import command
 from stages.runtime.costs import read_cost
+from stages.runtime.files import atomic_bytes
 from stages.runtime.lineage import identity, input_hashes
 from stages.tracking import git_state
 
@@ -60,6 +63,12 @@ def measurements(root: Path, domains: list[str]) -> dict[str, Measured]:
     return found
 
 
+def keep_episodes(root: Path, run: Run) -> None:
+    """Copy the evaluation's episodes to those of the kept runs."""
+    if (root / STORED).exists():
+        atomic_bytes(episodes_path(root, run), (root / STORED).read_bytes())
+
+
 def keep(root: Path, note: str = "") -> int:
     """Add the run in `root` to the file; returns its number. A run that is already in the file is not added again.
 
@@ -76,6 +85,7 @@ def keep(root: Path, note: str = "") -> int:
     except FileNotFoundError as error:
         raise KeepError(str(error)) from error
     now = this_run(inputs)
+    keep_episodes(root, now)
     if own := newest(now, inputs.kept, identical=True):
         return own[0]
     commit, dirty = git_state(root)

@@ -17,6 +17,8 @@ from stages.records.sections import params_hash
 from stages.runtime.validation import Section, explain
 
 FILE = Path("reports") / "runs.jsonl"
+EPISODES = Path("data") / "kept"
+"""Folder of the kept runs' episodes; not in git."""
 
 
 class Success(Section):
@@ -109,6 +111,12 @@ def append(root: Path, run: Run) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as handle:
         handle.write(json.dumps(run.model_dump(mode="json"), sort_keys=True, separators=(",", ":")) + "\n")
+
+
+def episodes_path(root: Path, run: Run) -> Path:
+    """Where the evaluation's episodes of a kept run are, on the machine that kept it."""
+    parameters, code, outcomes = run.identity
+    return root / EPISODES / f"{params_hash([parameters, dict(code), dict(outcomes)])}.parquet"
 
 
 def newest(now: Run, kept: Sequence[Run], identical: bool) -> tuple[int, Run] | None:

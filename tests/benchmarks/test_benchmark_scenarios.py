@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import sqlite3
+import sys
 from functools import partial
 
 import pytest
@@ -17,6 +18,7 @@ from benchmarks import (
     mcts,
     merge,
     nodes,
+    off_policy,
     profiles,
     rl_iteration,
     rollout_multi_turn,
@@ -302,3 +304,18 @@ def test_sandbox_on_both_sides(options: Options):
     assert set(results) == {"sandbox_programs", "sandbox_start"}
     assert results["sandbox_programs"].summary()["unit"] == "programs/s"
     assert results["sandbox_programs"].ours[0].amount == 5
+
+
+def test_off_policy_updates_and_steps(options: Options):
+    """Contract: both sides have the same number of weights and the same values, and do as many updates as they count."""
+    pytest.importorskip("stable_baselines3")
+    for kind in ("updates", "steps"):
+        ours, theirs, apart = off_policy.sides(options, kind)
+        assert (ours.run(), theirs.run()) == (20.0, 20.0)
+        assert apart < off_policy.APART
+
+
+def test_off_policy_without_the_alternative_is_skipped(options: Options, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "stable_baselines3", None)
+    with pytest.raises(startup.SkippedError, match=r"pip install 'bellwether\[control\]'"):
+        off_policy.theirs(options)

@@ -278,6 +278,73 @@ def test_pattern_leads_from_its_share_to_its_episodes(browser: Browser, viewer: 
     assert "Cut by a limit" in browser.driver.find_element(By.CSS_SELECTOR, "#view-episodes .found").text
 
 
+GRAPH = "return document.querySelector('#view-paths .graph').dataset.ready"
+CHOSEN = "return document.querySelector('#view-paths .graph').dataset.chosen"
+
+
+def test_graph_of_a_task_has_every_state_action_and_end(browser: Browser, viewer: Path, report: Path) -> None:
+    """Contract: visits are those of the episodes, by side; the table has what the picture shows; the keyboard goes through it."""
+    from stages.evaluation.stored_episodes import played_groups
+
+    task = "search-test-0001"
+    rows = dict(played_groups(report.parent.parent / "data/evaluation/episodes.parquet", "search", ["sft", "merged"]))
+    steps: dict[tuple[str, str], list[int]] = {}
+    for side, model in enumerate(("sft", "merged")):
+        for row in (row for row in rows[model] if row["task_id"] == task):
+            end = "success" if row["reward"] else "truncated" if row["truncated"] else "failure"
+            states = [turn["state_key"] for turn in row["turns"]] + [end]
+            for turn, to in zip(row["turns"], states[1:], strict=True):
+                steps.setdefault((f"{turn['state_key']} {turn['action']}", to), [0, 0])[side] += 1
+    visit(browser, viewer, tab="paths", domain="search", a="sft", b="merged", task=task, ready=GRAPH)
+    assert browser.run(GRAPH) == task
+    browser.run("document.querySelector('#view-paths details').open = true")
+    table = [
+        [cell.text for cell in row.find_elements(By.TAG_NAME, "td")]
+        for row in browser.driver.find_elements(By.CSS_SELECTOR, "#view-paths .outline-text tbody tr")
+    ]
+    assert sorted([int(row[3]), int(row[4])] for row in table) == sorted(steps.values())
+    assert {row[1] for row in table} == {key.partition(" ")[2] for key, _ in steps}
+    states = {key.partition(" ")[0] for key, _ in steps} | {to for _, to in steps}
+    assert len(browser.driver.find_elements(By.CSS_SELECTOR, "#view-paths .state")) == len(states)
+    pairs = {(key.partition(" ")[0], to) for key, to in steps}
+    assert len(browser.driver.find_elements(By.CSS_SELECTOR, "#view-paths .graph .edge")) == len(pairs)
+    frame = browser.driver.find_element(By.CSS_SELECTOR, "#view-paths .graph")
+    browser.run("arguments[0].focus()", frame)
+    start = browser.run(CHOSEN)
+    frame.send_keys(Keys.ARROW_RIGHT)
+    assert browser.run(CHOSEN) != start
+    frame.send_keys(Keys.ARROW_LEFT)
+    assert browser.run(CHOSEN) == start
+    link = browser.driver.find_element(By.CSS_SELECTOR, "#view-paths .node a")
+    browser.run("arguments[0].click()", link)
+    wait(browser, lambda: browser.run(SHOWN) == f"{task}/0000")
+
+
+def test_paths_list_first_the_tasks_whose_success_differs_most(browser: Browser, viewer: Path, index: dict[str, Any]) -> None:
+    visit(browser, viewer, tab="paths", domain="search", a="sft", b="merged", ready=GRAPH)
+    solved: dict[str, list[int]] = {}
+    for one in entries(index):
+        if one["domain"] == "search" and one["source"] in ("sft", "merged"):
+            solved.setdefault(one["task"], [0, 0])[one["source"] == "merged"] += one["outcome"] == "success"
+    listed = [
+        option.get_attribute("value")
+        for option in browser.driver.find_elements(By.CSS_SELECTOR, "#view-paths [name=task] option")
+    ]
+    gains = [abs(solved[str(task)][1] - solved[str(task)][0]) for task in listed]
+    assert gains == sorted(gains, reverse=True)
+    assert len(gains) == 40
+    body = browser.driver.find_element(By.TAG_NAME, "body")
+    body.send_keys("j")
+    wait(browser, lambda: browser.run(GRAPH) == listed[1])
+    assert address(browser)["task"] == listed[1]
+
+
+def test_paths_of_a_training_task_choose_sources_that_play_it(browser: Browser, viewer: Path) -> None:
+    visit(browser, viewer, tab="paths", domain="search", task="search-train-0002", ready=GRAPH)
+    values = browser.run("const form = document.querySelector('#view-paths form').elements; return [form.a.value, form.b.value]")
+    assert values == ["sft rollout", "rl step 1"]
+
+
 def test_tokens_show_their_numbers(browser: Browser, viewer: Path, index: dict[str, Any]) -> None:
     chosen = next(one for one in entries(index) if one["source"] == "rl step 20")
     visit(browser, viewer, source="rl step 20", episode=chosen["id"])
@@ -299,12 +366,32 @@ def test_nothing_is_wider_than_the_screen(browser: Browser, viewer: Path, size: 
     for view in ("chat", "owner", "logprob"):
         browser.run("document.querySelector(`#view-episodes [data-view=${arguments[0]}]`).click()", view)
         assert browser.run("return document.documentElement.scrollWidth") <= size[0]
-    for tab in ("compare", "patterns"):
+    for tab in ("compare", "patterns", "paths"):
         browser.run("document.getElementById(`tab-${arguments[0]}`).click()", tab)
         wait(browser, lambda tab=tab: browser.driver.find_element(By.ID, f"view-{tab}").is_displayed())
         assert browser.run("return document.documentElement.scrollWidth") <= size[0]
     red = int(re.findall(r"\d+", browser.run("return getComputedStyle(document.body).backgroundColor"))[0])
     assert red < 40 if dark else red > 215
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_text_has_the_contrast_of_wcag_aa(browser: Browser, viewer: Path, dark: bool) -> None:
+    """Contract: at least 4.5, or 3 for large text, in every view."""
+    script = (Path(__file__).parent / "contrast.js").read_text(encoding="utf-8")
+    browser.view(DESK, dark=dark)
+    visit(browser, viewer, source="rl step 20", domain="search")
+    for view in ("chat", "owner", "logprob", "advantage"):
+        browser.run("document.querySelector(`#view-episodes [data-view=${arguments[0]}]`).click()", view)
+        wait(browser, lambda: browser.run(SHOWN))
+        assert browser.run(script) == []
+    visit(browser, viewer, tab="compare", domain="search", a="sft", b="merged", tint="logprob", ready=PAIR)
+    assert browser.run(script) == []
+    visit(
+        browser, viewer, tab="patterns", domain="search", ready="return Boolean(document.querySelector('#view-patterns table'))"
+    )
+    assert browser.run(script) == []
+    visit(browser, viewer, tab="paths", domain="search", a="sft", b="merged", ready=GRAPH)
+    assert browser.run(script) == []
 
 
 def test_missing_file_is_named(browser: Browser, viewer: Path, tmp_path: Path) -> None:

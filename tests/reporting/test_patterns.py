@@ -15,11 +15,12 @@ from stages.evaluation.statistics import compare, mean_interval
 from stages.params import SHIPPED_PATTERNS, OwnPattern, parse_params
 from stages.report import run
 from stages.reporting.inputs import load_inputs
+from stages.reporting.sections.behaviour import trend
 from stages.reporting.viewer import patterns
 from stages.reporting.viewer.groups import groups_of
 from stages.reporting.viewer.index import Indexed, index_group
 from stages.reporting.viewer.patterns import SHIPPED, own_pattern, patterns_of
-from stages.reporting.viewer.prevalence import Difference, differences, kept, prevalences
+from stages.reporting.viewer.prevalence import Difference, Prevalence, differences, kept, prevalences
 from stages.runtime.stage import StageContext
 from stages.runtime.tracker import Tracker
 from stages.runtime.validation import ParamsError
@@ -198,6 +199,21 @@ def test_benjamini_hochberg_by_hand() -> None:
 
     assert kept([difference(p) for p in (0.2, 0.02, 0.04, 0.01)], 0.95) == 2
     assert kept([], 0.95) == 0
+
+
+def test_trend_has_the_rollouts_and_the_steps_of_rl_alone() -> None:
+    """Contract: models on the panel, of this run or of a kept one, are no points of the training curve."""
+    kinds = {
+        "sft rollout": "rollout",
+        "rl step 20": "training",
+        "rl step 1": "training",
+        "merged": "panel",
+        "merged, run 2": "kept",
+    }
+    shares = {"sft rollout": 8, "rl step 20": 2, "rl step 1": 6, "merged": 1, "merged, run 2": 1}
+    found: Any = [Prevalence("loop", "search", source, kinds[source], shares[source], 10, None, None) for source in kinds]  # type: ignore[arg-type]
+    assert trend(found, "search", {"loop": "Loop"}) == [("Loop", [(0, 0.8), (1, 0.6), (20, 0.2)])]
+    assert trend(found[:1], "search", {"loop": "Loop"}) == []
 
 
 def test_chapter_links_shares_to_episodes_and_shows_own_patterns(full_run: Any, tmp_path: Path) -> None:

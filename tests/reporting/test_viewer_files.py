@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stages.evaluation.panels import EVALUATION_SCHEMA
 from stages.evaluation.stored_episodes import packed, played_groups, write_played
-from stages.records.episode import read_rows
+from stages.records.episode import read_rows, write_table
 from stages.report import run
 from stages.reporting.inputs import load_inputs
+from stages.reporting.kept import episodes_path
 from stages.reporting.viewer.folder import write_viewer
-from stages.reporting.viewer.groups import Group, file_name, groups_of
+from stages.reporting.viewer.groups import Group, file_name, group_count, groups_of
 from stages.reporting.viewer.index import index_group, index_json
 from stages.reporting.viewer.pack import pack_group, runs, spans_of
 from stages.reporting.viewer.patterns import SHIPPED
@@ -149,3 +152,42 @@ def test_evaluations_episodes_are_stored_by_model(full_run, tmp_path: Path) -> N
     (tmp_path / "one").write_bytes(b"no table")
     with pytest.raises(ValueError, match=r"not a readable Parquet file .* run evaluate again"):
         list(played_groups(tmp_path / "one", "search", ["a"]))
+
+
+def test_kept_run_is_beside_this_one(full_run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: `make keep` keeps the episodes; a later run on the same panels shows both, linked from the chapter on changes."""
+    from stages.reporting import keep as keeping
+    from stages.reporting.kept import read_kept
+    from stages.reporting.sections.changes import changes_section
+
+    full, params = full_run
+    root = tmp_path / "run"
+    shutil.copytree(full, root, ignore=shutil.ignore_patterns("episodes"))
+    (root / "dvc.yaml").write_text("stages: {}\n", encoding="utf-8")
+    monkeypatch.setattr(keeping, "out_of_date", lambda root: [])
+    number = keeping.keep(root, "first")
+    # The next run: another seed of the merged model's panel.
+    evaluation = json.loads((root / "reports" / "evaluation.json").read_text())
+    evaluation["models"]["merged"]["search"]["success"]["mean"] = 0.5
+    (root / "reports" / "evaluation.json").write_text(json.dumps(evaluation))
+    rows = read_rows(root / "data" / "evaluation" / "rows.parquet")
+    for row in rows:
+        row["success"] = row["success"] and row["attempt"] == 0
+    write_table(root / "data" / "evaluation" / "rows.parquet", EVALUATION_SCHEMA, rows)
+    inputs = load_inputs(root, params)
+    groups = list(groups_of(root, inputs))
+    assert group_count(root, inputs) == len(groups)
+    assert [group.source for group in groups if group.domain == "search" and group.kind == "kept"] == [
+        f"{model}, run {number}" for model in ("base", "sft", "rl@textworld", "rl@search", "merged", "merged_linear")
+    ]
+    by_name = {(one.domain, one.source): one for one in groups}
+    kept, now = by_name["search", f"merged, run {number}"], by_name["search", "merged"]
+    assert [row["token_ids"] for row in kept.rows] == [row["token_ids"] for row in now.rows]
+    (table,) = (one for one in changes_section(inputs).blocks if one.kind == "table" and one.header[-1] == "episodes")
+    links = [row[-1].href for row in table.rows if row[:2] == ["search", "merged"]]
+    assert links == [f"episodes/index.html#tab=compare&domain=search&a=merged%2C+run+{number}&b=merged"]
+    # On another panel they would not be comparable.
+    (path,) = (root / "data" / "kept").glob("*.parquet")
+    assert path.name == episodes_path(root, read_kept(root)[-1]).name
+    path.unlink()
+    assert not [group for group in groups_of(root, load_inputs(root, params)) if group.kind == "kept"]

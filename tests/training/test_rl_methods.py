@@ -43,8 +43,10 @@ def run(context) -> list[dict[str, float]]:
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_trains_with_its_defaults(make_context, tiny_policy, name: str):
     """Contract: only `rl.algorithm` is set, and the ledger counts its tokens."""
-    # No critic warm-up; more steps for scaling_inter, in whose first stage, of one turn, no episode can succeed.
-    extra = {"scaling_inter": {"steps": 3, "group_size": 8}}.get(name, {})
+    # No critic warm-up; more steps for scaling_inter, in whose first stage, of one turn, no episode can succeed; longer answers
+    # for rlvrr, some of which are as long as the demonstrations'.
+    longer = {"group_size": 8, "sampling": {"max_tokens": 8}}
+    extra = {"scaling_inter": {"steps": 3, "group_size": 8}, "rlvrr": longer}.get(name, {})
     if learns_values(resolve(Rl(algorithm=name)).rl):
         extra = {"critic": {"warmup_steps": 0}}
     annotate = {"progress": {"kind": "spa"}} if resolve(Rl(algorithm=name)).needs_progress else {}

@@ -6,12 +6,10 @@ stages/judging has the judges, the tournaments and their measures; stages/traini
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from stages.algorithms.batch import Extra
 from stages.algorithms.parts.part import AppliesIf, AppliesTo, Part
 from stages.judging.settings import LocalParams, ProgramFaults, ServerParams
 from stages.runtime.validation import Count, ParamsError, Positive, Share
@@ -19,9 +17,6 @@ from stages.runtime.validation import Count, ParamsError, Positive, Share
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch import Tensor
-
-    from stages.algorithms.batch import TrajectoryBatch
     from stages.algorithms.card import Composition
     from stages.algorithms.settings import Rl
     from stages.judging.groups import Scoring
@@ -139,19 +134,3 @@ class Judge(Part):
         rubric = Rubric(tuple(self.process), tuple(self.criteria), tuple(self.items or ()), self.process_weight)
         rules = Rules(self.tie_policy, self.byes, self.swiss_rounds)
         return Scoring(self.scheme, rules, self.reward, self.ridge, self.swap, self.on_failure, self.calls_per_group, rubric)
-
-
-@dataclass(frozen=True)
-class Judged(Extra):
-    """What a judge made of the batch's episodes."""
-
-    rewards: Tensor
-    """[B] float32."""
-
-
-def judged_rewards(batch: TrajectoryBatch) -> Tensor:
-    """Rewards [B] by the judge. Raises ValueError if nobody judged the batch."""
-    found = batch.get(Judged)
-    if found is None:
-        raise ValueError("rl.reward.kind is judge, and no judge has scored this batch; only rl's own episodes are judged")
-    return found.rewards

@@ -6,11 +6,12 @@ the length term. Terms that grade the entire episode are added to the last turn'
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from stages.algorithms.parts.judge import judged_rewards
+from stages.algorithms.batch import Extra
 from stages.algorithms.parts.part import AppliesAboveZero, AppliesTo, Part
 from stages.algorithms.parts.shaping import PrsStage, dense, hierarchical, overlong_term, single, staged, with_tool_bonus
 from stages.runtime.validation import Count, NonNegative, ParamsError, Positive
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from stages.algorithms.settings import Rl
 
 
+SCORED = ("judge", "references")
+"""Kinds whose rewards depend on the episodes' text: stages/training/rl/scoring.py."""
 PRS_STAGES = [
     PrsStage(name="parse", weight=0.1),
     PrsStage(name="tool", weight=0.1),
@@ -34,9 +37,10 @@ PRS_STAGES = [
 class Reward(Part):
     """Reward shaping. Success, in reports and the curriculum, is always determined by the environment's own return."""
 
-    kind: Literal["environment", "prs", "hierarchical", "judge", "own"] = "environment"
+    kind: Literal["environment", "prs", "hierarchical", "judge", "references", "own"] = "environment"
     """`hierarchical`: format_penalty for an episode with a rejected action or one that ran out of tokens; else the return, plus
-    multi_tool_bonus if it is above 0 and two tools were used. `judge`: what the judge of section `judge` makes of the episode."""
+    multi_tool_bonus if it is above 0 and two tools were used. `judge`: what the judge of section `judge` makes of the episode;
+    `references`: how well its answer agrees with references, by section `references`."""
     prs: Annotated[list[PrsStage], Field(min_length=1), AppliesTo("kind", "prs")] = PRS_STAGES
     """prs: the stages in order; their weights sum to the largest reward."""
     density: Literal["environment", "single", "dense"] = "environment"
@@ -103,12 +107,12 @@ class Reward(Part):
                 )
             if sum(stage.weight for stage in self.prs) <= 0:
                 raise ParamsError("rl.reward.prs: the weights of all stages are 0, so all rewards would be; set one above 0")
-        if self.kind == "judge" and method.data != "episodes":
+        if self.kind in SCORED and method.data != "episodes":
             raise ParamsError(
-                f"rl.reward.kind: judge scores the episodes that rl plays, and algorithm {method.card.slug} plays none; set it "
-                f"to environment, or choose another algorithm"
+                f"rl.reward.kind: {self.kind} scores the episodes that rl plays, and algorithm {method.card.slug} plays none; "
+                f"set it to environment, or choose another algorithm"
             )
-        if self.kind in ("hierarchical", "judge") and self.density != "environment":
+        if self.kind in ("hierarchical", *SCORED) and self.density != "environment":
             raise ParamsError(
                 f"rl.reward.kind: {self.kind} scores entire episodes, and rl.reward.density: {self.density} would replace its "
                 f"scores; set one of the two to environment"
@@ -122,7 +126,7 @@ class Reward(Part):
             return
         if self.correct <= self.wrong:
             raise ParamsError(f"rl.reward.correct ({self.correct:g}) must be above wrong ({self.wrong:g})")
-        if self.kind in ("prs", "hierarchical", "judge") or self.density != "environment":
+        if self.kind in ("prs", "hierarchical", *SCORED) or self.density != "environment":
             raise ParamsError(
                 f"rl.reward.correct and wrong replace the rewards of kind: {self.kind} and density: {self.density}; set both to "
                 f"null, or these two to environment"
@@ -145,6 +149,24 @@ def largest_reward(reward: Reward) -> float | None:
     if reward.kind == "prs":
         return sum(stage.weight for stage in reward.prs)
     return 1.0 + reward.multi_tool_bonus if reward.kind == "hierarchical" else reward.correct
+
+
+@dataclass(frozen=True)
+class EpisodeRewards(Extra):
+    """Returns that depend on an episode's text: a judge's, or those from references."""
+
+    rewards: Tensor
+    """[B] float32."""
+
+
+def given_rewards(batch: TrajectoryBatch) -> Tensor:
+    """Returns [B] of EpisodeRewards. Raises ValueError if the batch has none."""
+    found = batch.get(EpisodeRewards)
+    if found is None:
+        raise ValueError(
+            "rl.reward.kind is judge or references, and nobody has scored this batch; only rl's own episodes are scored"
+        )
+    return found.rewards
 
 
 def known(batch: TrajectoryBatch, name: str, key: str) -> Tensor:
@@ -229,8 +251,8 @@ def shape_rewards(batch: TrajectoryBatch, params: Reward) -> TrajectoryBatch:
         scores = batch.rewards.clamp(0.0, 1.0)
         batch = with_returns(batch, hierarchical(scores, formed, tools, params.format_penalty, params.multi_tool_bonus))
         batch = batch.with_metrics(well_formed=float(formed.float().mean()))
-    if params.kind == "judge":
-        batch = with_returns(batch, judged_rewards(batch))
+    if params.kind in SCORED:
+        batch = with_returns(batch, given_rewards(batch))
     if params.density in ("single", "dense"):
         success = known(batch, "success", "density")
         if params.density == "single":

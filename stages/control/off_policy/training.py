@@ -62,11 +62,11 @@ class Training:
         """`evaluate_every` steps in new episodes, and an evaluation. A run can be saved between rounds."""
         observation = self.task.reset(first_episodes(self.settings, "episodes", self.steps))
         for _ in range(self.settings.evaluate_every // self.settings.environments):
-            observation = self._step(observation)
+            observation = self.step(observation)
         seed = first_episodes(self.settings, "evaluation", self.steps)
         self.returns.append(mean_return(self.agent, self.evaluated, seed))
 
-    def _step(self, observation: np.ndarray) -> np.ndarray:
+    def step(self, observation: np.ndarray) -> np.ndarray:
         """One step of each environment and the updates that are due; the next observations."""
         settings, seen = self.settings, torch.from_numpy(observation)
         if warming := self.steps < settings.warm_up:
@@ -80,11 +80,11 @@ class Training:
         self.replay.add(Transitions(seen, action, reward, torch.from_numpy(outcome.following), terminated))
         self.steps += len(observation)
         if not warming:
-            self._learn(settings.updates_per_step * len(observation))
+            self.learn(settings.updates_per_step * len(observation))
         return outcome.observation
 
-    def _learn(self, updates: int) -> None:
-        """Raises ParamsError as Imagination.prepare does."""
+    def learn(self, updates: int) -> None:
+        """Update the agent on batches of the replay buffer. Raises ParamsError as Imagination.prepare does."""
         if self.agent.updates % SCALE_EVERY < updates:
             self.agent.scale.copy_(self.replay.everything().observation.std(0, correction=0))
         if self.imagination:

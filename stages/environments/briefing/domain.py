@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from stages.environments.base_domain import GradedDomain, check_fields, levels_in_turn
-from stages.environments.briefing.brief import Asked, paraphrases, quality, words_of, write
+from stages.environments.briefing.brief import Asked, demands, paraphrases, quality, words_of, write
 from stages.environments.briefing.environment import BriefingEnvironment
 from stages.environments.briefing.settings import MAX_POINTS, BriefingSettings
 from stages.environments.factbook.book import REGIONS
 from stages.environments.factbook.facts import COUNT, FACTS, value
 from stages.environments.factbook.profiles import Profile, read_profiles
 from stages.environments.search.world import KINDS, RELATIONS, names_of
+from stages.records.reward_chain import RewardChain, Style
 from stages.records.task import SPLITS, Split, Task
 from stages.seeding import stream
 
@@ -29,6 +30,8 @@ _FIELDS: dict[str, type] = {
 }  # fmt: skip
 _DRAWS = 200
 """Attempts to draw a brief that is new before `recipes` gives up."""
+_WEIGHTS = {"entity": 0.3, "form": 0.4, "words": 0.3}
+"""Of the demands on form, as styles of a reward chain."""
 _LONGEST = 40
 """Characters of a factbook value that a brief may have to repeat."""
 
@@ -131,6 +134,18 @@ class BriefingDomain(GradedDomain[BriefingSettings]):
     def references(self, task: Task) -> list[str]:
         """Good briefs: a perfect one and paraphrases of it."""
         return paraphrases(Asked.of(task.spec))
+
+    def reward_chain(self, task: Task) -> RewardChain:
+        """The values in order, then noun and value of each fact; the demands on form as styles."""
+        asked = Asked.of(task.spec)
+        references = tuple(paraphrases(asked))
+        lists = [tuple(asked.values[noun] for noun in asked.wanted), *((noun, asked.values[noun]) for noun in asked.wanted)]
+        styles = tuple(Style(name, weight, _demands_named(asked, name)) for name, weight in _WEIGHTS.items())
+        return RewardChain(references, tuple((words,) * len(references) for words in lists), styles)
+
+
+def _demands_named(asked: Asked, name: str) -> Callable[[str], bool]:
+    return lambda text: demands(asked, text)[name]
 
 
 def _known(profile: Profile) -> list[tuple[str, str]]:

@@ -61,7 +61,7 @@ def trend(found: Sequence[Prevalence], domain: str, titles: Mapping[str, str]) -
     """(title, [(step, share)]) of patterns in the SFT rollouts (step 0) and the stored steps of RL; [] for a single point."""
     points: dict[str, list[tuple[int, float]]] = {pattern: [] for pattern in titles}
     for one in found:
-        if one.domain == domain and one.kind != "panel" and one.pattern in points:
+        if one.domain == domain and one.kind in ("rollout", "training") and one.pattern in points:
             points[one.pattern].append((0 if one.source == ROLLOUTS else int(one.source.rpartition(" ")[2]), one.share))
     return [(titles[pattern], sorted(line)) for pattern, line in points.items() if len(line) > 1]
 

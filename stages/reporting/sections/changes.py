@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stages.reporting.blocks import Block, Figures, Section, Table, Text, draw, percent
+from stages.reporting.blocks import Block, Figures, Link, Section, Table, Text, draw, percent
 from stages.reporting.changes import SuccessChange, code_changes, parameter_changes, success_changes
 from stages.reporting.figures.outcome import differences
 from stages.reporting.inputs import Inputs
@@ -12,6 +12,8 @@ from stages.reporting.kept import FILE, Run, newest
 from stages.reporting.results import comparison_cells
 from stages.reporting.sections.outcome import confidence_of
 from stages.reporting.this_run import this_run
+from stages.reporting.viewer.groups import run_before
+from stages.reporting.viewer.links import side_by_side
 
 INTRO = "This run compared with the newest kept run before it. Success is tested pairwise on the same tasks."
 NOTHING_KEPT = f"There is no earlier run in {FILE} to compare with. Run 'make keep' to add this one."
@@ -24,6 +26,14 @@ def name_of(number: int, run: Run) -> str:
     return f"run {number}" + (f" ({', '.join(facts)})" if facts else "")
 
 
+def _episodes(change: SuccessChange, inputs: Inputs) -> str:
+    """A link to the episodes of both runs side by side; empty if either's are not stored."""
+    before = run_before(inputs, change.domain)
+    if before is None or change.before is None or (change.model, change.domain) not in inputs.stored:
+        return ""
+    return Link("side by side", side_by_side(change.domain, change.model, before.source(change.model)))
+
+
 def _row(change: SuccessChange) -> list[str]:
     cells = [change.domain, change.model]
     cells += [percent(item.mean if item else None) for item in (change.before, change.now)]
@@ -32,15 +42,15 @@ def _row(change: SuccessChange) -> list[str]:
     return [*cells, *comparison_cells(vars(change.test))]
 
 
-def success_blocks(changes: Sequence[SuccessChange], confidence: float, domains: Sequence[str]) -> list[Block]:
+def success_blocks(changes: Sequence[SuccessChange], inputs: Inputs) -> list[Block]:
+    confidence, domains = confidence_of(inputs), inputs.params.domains
     if changes and all(change.equal for change in changes):
         return [Text("Success is identical on every task for every model.")]
     equal = [f"{change.model} on {change.domain}" for change in changes if change.equal]
     differing = [change for change in changes if not change.equal]
-    header = ("domain", "model", "before", "now", "points", f"{100 * confidence:g} % interval", "p", "verdict")
-    blocks: list[Block] = [
-        Table("Success, before and now", header, [_row(change) for change in differing], text_columns=2, left=(7,), grouped=True)
-    ]
+    header = ("domain", "model", "before", "now", "points", f"{100 * confidence:g} % interval", "p", "verdict", "episodes")
+    rows = [[*_row(change), _episodes(change, inputs)] for change in differing]
+    blocks: list[Block] = [Table("Success, before and now", header, rows, text_columns=2, left=(7, 8), grouped=True)]
     tested = [
         {**vars(change.test), "domain": change.domain, "a": f"{change.model} now", "b": "before"}
         for change in differing
@@ -74,5 +84,5 @@ def changes_section(inputs: Inputs) -> Section:
     if same := [name for name, differs in (("parameters", parameters), ("code that affects results", code)) if not differs]:
         section.blocks.append(Text(f"Unchanged: {', '.join(same)}."))
     changes = success_changes(before, now, inputs.outcomes)
-    section.blocks += success_blocks(changes, confidence_of(inputs), inputs.params.domains)
+    section.blocks += success_blocks(changes, inputs)
     return section

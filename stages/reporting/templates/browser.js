@@ -148,8 +148,8 @@
 
   function showKey(limit) {
     if (view === "owner") OWNERS.forEach(function (owner, place) { if (current.owner.indexOf(place) >= 0) swatch(owner[1], 40, owner[0]); });
-    if (view === "logprob") { swatch("--domain0", 8, "probability near 1"); swatch("--domain0", 45, "10 %"); swatch("--domain0", 90, "1 % or less"); }
-    if (view === "advantage") { swatch("--sft", 70, "made more likely (up to +" + format(limit, 2) + ")"); swatch("--domain0", 70, "made less likely (down to −" + format(limit, 2) + ")"); }
+    if (view === "logprob") { swatch("--domain0", 8, "probability near 1"); swatch("--domain0", 31, "10 %"); swatch("--domain0", 54, "1 % or less"); }
+    if (view === "advantage") { swatch("--sft", 50, "made more likely (up to +" + format(limit, 2) + ")"); swatch("--domain0", 50, "made less likely (down to −" + format(limit, 2) + ")"); }
   }
 
   function showTokens() {
@@ -168,11 +168,11 @@
       if (view === "owner") { span.style.setProperty("--tint", "var(" + OWNERS[owner][1] + ")"); span.style.setProperty("--part", "32%"); }
       if (view === "logprob" && owner === 1 && token.logprob !== null) {
         span.style.setProperty("--tint", "var(--domain0)");
-        span.style.setProperty("--part", (8 + 82 * Math.min(1, -token.logprob / 4.6)).toFixed(0) + "%");
+        span.style.setProperty("--part", (8 + 46 * Math.min(1, -token.logprob / 4.6)).toFixed(0) + "%");
       }
       if (view === "advantage" && owner === 1 && token.advantage) {
         span.style.setProperty("--tint", token.advantage > 0 ? "var(--sft)" : "var(--domain0)");
-        span.style.setProperty("--part", (10 + 65 * Math.abs(token.advantage) / limit).toFixed(0) + "%");
+        span.style.setProperty("--part", (10 + 40 * Math.abs(token.advantage) / limit).toFixed(0) + "%");
       }
       span.dataset.token = tokens.length;
       tokens.push(token);

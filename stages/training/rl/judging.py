@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stages.algorithms.algorithm import Algorithm
-from stages.algorithms.parts.judge import Judged
+from stages.algorithms.parts.reward import EpisodeRewards
 from stages.environments.protocol import Domain
 from stages.judging.contract import Candidate, Cost, Judge
 from stages.judging.gap import GapMonitor, group_agreement
@@ -24,6 +24,7 @@ from stages.judging.table import judgment_row, write_judgments
 from stages.records.episode import Episode
 from stages.records.task import Task, opening
 from stages.training.common.processes import Processes
+from stages.training.rl.scoring import gold_quality
 
 if TYPE_CHECKING:
     from stages.runtime.stage import StageContext
@@ -35,13 +36,6 @@ def candidate(episode: Episode) -> Candidate:
     if episode.terminated and actions:
         return Candidate(actions[-1], tuple(actions[:-1]), episode.episode_id)
     return Candidate("", tuple(actions), episode.episode_id)
-
-
-def gold_quality(domain: Domain, task: Task, episode: Episode) -> float:
-    """The domain's hidden quality of an episode; without one, its return."""
-    if not hasattr(domain, "quality"):
-        return episode.reward
-    return float(domain.quality(task, [turn.action for turn in episode.turns]))
 
 
 class EpisodeJudge:
@@ -82,7 +76,7 @@ class EpisodeJudge:
             return LocalJudge(policy, params.local, self.context.params.model.max_length)
         return ProgramJudge(params.program, lambda question, one: self.gold[one.name], self.seed)
 
-    def score(self, episodes: Sequence[Episode], greedy: Sequence[Episode], step: int) -> Judged:
+    def score(self, episodes: Sequence[Episode], greedy: Sequence[Episode], step: int) -> EpisodeRewards:
         """Rewards of the episodes, in order. Groups that this step has already judged keep their rewards. `greedy`: an episode
         per task, where it is the anchor."""
         if step != self._step:
@@ -100,7 +94,7 @@ class EpisodeJudge:
         for name, found in members.items():
             entrants = self._scored[name].rewards[-len(found) :]  # the anchor, if it is not of the group, comes first
             rewards |= {episode.episode_id: reward for episode, reward in zip(found, entrants, strict=True)}
-        return Judged(torch.tensor([rewards[episode.episode_id] for episode in episodes], dtype=torch.float32))
+        return EpisodeRewards(torch.tensor([rewards[episode.episode_id] for episode in episodes], dtype=torch.float32))
 
     def _ask(self, entered: Mapping[str, Sequence[Episode]]) -> dict[str, Scored]:
         """Have the first process's judge score groups of episodes; every process gets the same."""
@@ -164,7 +158,7 @@ class EpisodeJudge:
     def report(self) -> dict[str, Any]:
         """For reports/rl/<domain>.json."""
         statuses = [row["status"] for row in self.rows]
-        return {
+        found = {
             "judge": self.judge.name,
             "version": self.judge.version,
             "scheme": self.params.scheme,
@@ -177,6 +171,7 @@ class EpisodeJudge:
             "warned_at": self.monitor.warned_at,
             **order_measures(self.rows),
         }
+        return {"judge": found}
 
     def save(self, folder: Path) -> None:
         """Write the table of judgments."""

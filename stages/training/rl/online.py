@@ -32,13 +32,13 @@ from stages.training.rl.curriculum import TaskSampler, first_values, selected
 from stages.training.rl.demonstrations import ExternalEpisodes
 from stages.training.rl.imitation import SelfImitation
 from stages.training.rl.job import History, RlJob, window_means
-from stages.training.rl.judging import EpisodeJudge
 from stages.training.rl.models import Models, make_learners
 from stages.training.rl.off_policy import OffPolicy
 from stages.training.rl.offline_dataset import read_offline_dataset
 from stages.training.rl.policy_updates import PolicyUpdates, agreement, check_agreement, policy_row
 from stages.training.rl.reannotation import Reannotation
 from stages.training.rl.replay_buffer import ReplayBuffer
+from stages.training.rl.scorers import make_scorer
 from stages.training.rl.self_teacher import SelfTeacher, solutions
 from stages.values.step_value import StepValueModel
 
@@ -91,9 +91,7 @@ class OnlineJob(RlJob):
         if self.rl.reannotate.every:
             parts = (self.models, self.engine, self.chat, self.pool)
             self.reannotation = Reannotation(context, self.rl.reannotate, policy, *parts, self.seed, self.labels.stream)
-        self.judge: EpisodeJudge | None = None
-        if algorithm.needs_judge:
-            self.judge = EpisodeJudge(context, algorithm, domain, self.tasks, processes, self.seed)
+        self.scorer = make_scorer(context, algorithm, domain, self.tasks, processes, self.seed)
         self.tree_metrics: dict[str, float] = {}
         """Of the trees that the step began with, if it did."""
         self.budget = self._environment_steps()
@@ -217,8 +215,8 @@ class OnlineJob(RlJob):
             self.external = [episode for task_id in drawn for episode in self.demonstrations.draw(task_id, *key)]
         episodes = [*self.played, *self.external]
         batch = trajectory_batch(episodes)
-        if self.judge is not None:
-            batch = batch.with_extra(self.judge.score(episodes, self.greedy, step))
+        if self.scorer is not None:
+            batch = batch.with_extra(self.scorer.score(episodes, self.greedy, step))
         batch = self.algorithm.shape(batch)
         return batch.with_metrics(external_episodes=float(len(self.external))) if self.demonstrations is not None else batch
 
@@ -274,8 +272,8 @@ class OnlineJob(RlJob):
             batch = batch.with_metrics(dead_steps=dead_steps)
         limit = self.algorithm.turn_limit(step, self.max_turns)
         batch = self.algorithm.prepare(batch if limit is None else batch.with_metrics(turn_limit=float(limit)))
-        judged = {} if self.judge is None else self.judge.observe(self.played)
-        self.metrics = {**batch.metrics, **self.tree_metrics, **judged}
+        scores = {} if self.scorer is None else self.scorer.observe(self.played)
+        self.metrics = {**batch.metrics, **self.tree_metrics, **scores}
         return batch
 
     def keep_samples(self, batch: TrajectoryBatch, step: int) -> None:
@@ -313,7 +311,7 @@ class OnlineJob(RlJob):
         }
 
     def finished(self) -> bool:
-        if self.judge is not None and self.judge.stops:
+        if self.scorer is not None and self.scorer.stops:
             return True
         budget, target = self.budget, self.rl.stop_at_success
         if budget is not None and self.environment_steps >= budget:
@@ -332,17 +330,17 @@ class OnlineJob(RlJob):
             "dead_groups": sum(row["dead_groups"] for row in history) / sum(row["groups"] for row in history),
             **self.logprob_mismatch,
             **self.ledger.metrics(),
-            **({"judge": self.judge.report()} if self.judge else {}),
+            **(self.scorer.report() if self.scorer else {}),
         }
 
     def save_tables(self, folder: Path) -> None:
-        if self.judge is not None:
-            self.judge.save(folder)
+        if self.scorer is not None:
+            self.scorer.save(folder)
 
     def close(self) -> None:
         self.pool.close()
-        if self.judge is not None:
-            self.judge.close()
+        if self.scorer is not None:
+            self.scorer.close()
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -354,7 +352,7 @@ class OnlineJob(RlJob):
             "recent": self.recent,
             **({"off_policy": self.off_policy.state_dict()} if self.off_policy else {}),
             **({"imitation": self.imitation.state_dict()} if self.imitation else {}),
-            **({"judge": self.judge.state_dict()} if self.judge else {}),
+            **({"scorer": self.scorer.state_dict()} if self.scorer else {}),
             **({"reannotation": self.reannotation.state_dict()} if self.reannotation else {}),
         }
 
@@ -367,7 +365,7 @@ class OnlineJob(RlJob):
             self.off_policy.load_state_dict(state["off_policy"])
         if self.imitation:
             self.imitation.load_state_dict(state["imitation"])
-        if self.judge:
-            self.judge.load_state_dict(state["judge"])
+        if self.scorer:
+            self.scorer.load_state_dict(state["scorer"])
         if self.reannotation:
             self.reannotation.load_state_dict(state["reannotation"])

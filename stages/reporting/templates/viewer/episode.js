@@ -82,8 +82,8 @@ viewer.episodeView = function (article, moved) {
 
   function showKey(limit) {
     if (view === "owner") Object.keys(COLOURS).forEach(function (owner) { if (shown.tokens.some(function (token) { return token.owner === owner; })) swatch(COLOURS[owner], 40, owner); });
-    if (view === "logprob") { swatch("--domain0", 8, "probability near 1"); swatch("--domain0", 45, "10 %"); swatch("--domain0", 90, "1 % or less"); }
-    if (view === "advantage") { swatch("--sft", 70, "made more likely (up to +" + format(limit, 2) + ")"); swatch("--domain0", 70, "made less likely (down to −" + format(limit, 2) + ")"); }
+    if (view === "logprob") { swatch("--domain0", 8, "probability near 1"); swatch("--domain0", 31, "10 %"); swatch("--domain0", 54, "1 % or less"); }
+    if (view === "advantage") { swatch("--sft", 50, "made more likely (up to +" + format(limit, 2) + ")"); swatch("--domain0", 50, "made less likely (down to −" + format(limit, 2) + ")"); }
   }
 
   function showTokens(vocabulary) {
@@ -198,8 +198,8 @@ viewer.tint = function (span, colour, part) {
   span.style.setProperty("--part", part.toFixed(0) + "%");
 };
 viewer.tintBy = function (span, token, what, limit) {
-  if (what === "logprob" && token.logprob !== undefined) viewer.tint(span, "--domain0", 8 + 82 * Math.min(1, -token.logprob / 4.6));
-  if (what === "advantage" && token.advantage) viewer.tint(span, token.advantage > 0 ? "--sft" : "--domain0", 10 + 65 * Math.abs(token.advantage) / limit);
+  if (what === "logprob" && token.logprob !== undefined) viewer.tint(span, "--domain0", 8 + 46 * Math.min(1, -token.logprob / 4.6));
+  if (what === "advantage" && token.advantage) viewer.tint(span, token.advantage > 0 ? "--sft" : "--domain0", 10 + 40 * Math.abs(token.advantage) / limit);
 };
 viewer.largest = function (shown) {
   return shown.tokens.reduce(function (most, token) { return Math.max(most, Math.abs(token.advantage || 0)); }, 1e-9);

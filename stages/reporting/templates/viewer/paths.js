@@ -66,6 +66,17 @@ viewer.views.paths = (function () {
 
   function edges(node) { return Object.keys(node.out).map(function (name) { return node.out[name]; }).sort(function (x, y) { return total(y) - total(x) || (x.action < y.action ? -1 : 1); }); }
 
+  // The edges of a node with one line for all actions that lead to the same place.
+  function ways(node) {
+    const to = {};
+    edges(node).forEach(function (edge) {
+      const way = to[edge.to.name] = to[edge.to.name] || { from: node, to: edge.to, action: [], visits: { left: 0, right: 0 } };
+      way.action.push(edge.action);
+      SIDES.forEach(function (side) { way.visits[side] += edge.visits[side]; });
+    });
+    return Object.keys(to).map(function (name) { return to[name]; });
+  }
+
   function total(one) { return one.visits.left + one.visits.right; }
 
   // Layers by the fewest actions from the start, ends in a layer of their own; within a layer, by the mean place of what leads there.
@@ -103,7 +114,7 @@ viewer.views.paths = (function () {
     else if (b.depth > a.depth) made.d = "M" + (a.x + BOX / 2) + " " + a.y + "C" + (a.x + WIDE / 2) + " " + a.y + " " + (b.x - WIDE / 2) + " " + b.y + " " + (b.x - BOX / 2) + " " + b.y;
     else made.d = "M" + a.x + " " + (a.y + TALL / 2) + "C" + a.x + " " + (a.y + TALL) + " " + b.x + " " + (b.y + TALL) + " " + b.x + " " + (b.y + TALL / 2);
     const path = svg("path", made);
-    path.appendChild(svg("title", {}, edge.action + ": left " + edge.visits.left + ", right " + edge.visits.right));
+    path.appendChild(svg("title", {}, edge.action.join(" / ") + ": left " + edge.visits.left + ", right " + edge.visits.right));
     return path;
   }
 
@@ -113,7 +124,7 @@ viewer.views.paths = (function () {
     group.appendChild(svg("rect", { x: node.x - BOX / 2, y: node.y - TALL / 2, width: BOX, height: TALL, rx: 8, "class": "back" }));
     group.appendChild(svg("rect", { x: node.x - BOX / 2 + 8, y: node.y + TALL / 2 - 8, width: BOX - 16, height: 4, "class": "all" }));
     group.appendChild(svg("rect", { x: node.x - BOX / 2 + 8, y: node.y + TALL / 2 - 8, width: (BOX - 16) * share(node), height: 4, "class": "value" }));
-    const title = node.label || node.by.action, lines = [title.length > 19 ? title.slice(0, 18) + "…" : title, node.visits.left + " | " + node.visits.right + " visits"];
+    const title = node.label || node.by.action, lines = [title.length > 18 ? title.slice(0, 17) + "…" : title, node.visits.left + " | " + node.visits.right + " visits"];
     lines.forEach(function (value, number) { group.appendChild(svg("text", { x: node.x, y: node.y - 9 + 17 * number, "text-anchor": "middle", "class": number ? "inside" : "name" }, value)); });
     return group;
   }
@@ -121,7 +132,7 @@ viewer.views.paths = (function () {
   function drawGraph(placed) {
     const picture = svg("svg", { viewBox: "0 0 " + placed.width + " " + placed.height, width: placed.width, height: placed.height, "class": "paths", role: "img", "aria-label": "Graph of the paths; the table below has the same content" });
     const all = placed.layers.flat();
-    all.forEach(function (node) { edges(node).forEach(function (edge) { picture.appendChild(line(edge)); }); });
+    all.forEach(function (node) { ways(node).forEach(function (way) { picture.appendChild(line(way)); }); });
     all.forEach(function (node) { picture.appendChild(box(node)); });
     frame.textContent = "";
     frame.appendChild(picture);

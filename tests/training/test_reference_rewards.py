@@ -1,0 +1,140 @@
+"""`rl.reward.kind: references`: groups are scored against references while rl trains; the run resumes to the same bytes."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stages import rl
+from stages.algorithms.algorithm import resolve
+from stages.algorithms.settings import Rl
+from stages.environments.briefing import BriefingDomain
+from stages.judging.references import StyleChecks, content_reward, style_reward
+from stages.records.episode import Episode, read_rows
+from stages.runtime.validation import ParamsError
+from stages.training.rl.reference_rewards import corrupted
+from training.toys import KilledError, kill_at_step, outputs
+
+RL: dict[str, Any] = {
+    "algorithm": "rlvrr",
+    "steps": 3,
+    "tasks_per_step": 3,
+    "group_size": 4,
+    "learning_rate": 0.01,
+    "warmup_steps": 0,
+    "checkpoint_every": 1,
+    "sampling": {"max_tokens": 3},
+}
+
+
+def history(context) -> list[dict[str, float]]:
+    with (context.root / "reports/rl/toy_history.csv").open() as handle:
+        return [{name: float(cell) if cell else float("nan") for name, cell in row.items()} for row in csv.DictReader(handle)]
+
+
+def test_rewards_come_from_the_demonstrations_by_default(make_context) -> None:
+    """The toy domain has no references of its own: those are the experts' last actions, "take the key"."""
+    context = make_context("rl", rl=RL)
+    rl.run(context)
+    report = json.loads((context.root / "reports/rl/toy.json").read_text())["references"]
+    assert report["content"] == "lcs"
+    assert 3 <= report["tasks"] <= 12
+    for row in history(context):
+        assert row["references_reward"] == pytest.approx((row["references_content"] + row["references_style"]) / 2)
+        assert row["shaped_reward"] == pytest.approx(row["references_reward"], abs=1e-6)
+
+
+def test_run_resumes_to_the_same_bytes(make_context) -> None:
+    whole = make_context("rl", "whole", rl=RL)
+    rl.run(whole)
+    cut = make_context("rl", "cut", rl=RL)
+    kill_at_step(cut, 2)
+    with pytest.raises(KilledError):
+        rl.run(cut)
+    cut = make_context("rl", "cut", rl=RL)
+    rl.run(cut)
+    assert outputs(cut.root) == outputs(whole.root)
+
+
+@pytest.mark.parametrize("content", ["recall", "bleu", "random", "none"])
+def test_every_content_trains(make_context, content: str) -> None:
+    context = make_context("rl", rl={**RL, "steps": 1, "references": {"content": content}})
+    rl.run(context)
+    (row,) = history(context)
+    assert (row["references_content"] > 0) == (content == "random"), "the tiny policy writes none of the key words"
+    assert read_rows(context.root / "data/rl/toy/samples.parquet")
+
+
+def scored(make_context, domain: BriefingDomain, answer: str, **settings: Any) -> dict[str, float]:
+    from stages.training.rl.reference_rewards import ReferenceRewards
+
+    context = make_context("rl", rl=RL)
+    (task,) = domain.build([next(domain.recipes(1, 0))], Path("unused"), 1)
+    algorithm = resolve(Rl(algorithm="rlvrr", references=settings))
+    rewards = ReferenceRewards(context, algorithm, domain, {task.task_id: task}, 0)
+    episode = Episode("e", task.task_id, "briefing", "g", 0, "", "", 1.0, 1.0, 0, terminated=True)
+    return rewards._scored(task, with_answer(episode, answer))
+
+
+def with_answer(episode: Episode, answer: str) -> Episode:
+    from stages.records.episode import TurnRecord
+
+    episode.turns = [TurnRecord(answer, "", True, 0.0, 0.0, "", answer, 0, 0)]
+    return episode
+
+
+@pytest.fixture
+def briefing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> BriefingDomain:
+    monkeypatch.chdir(tmp_path)
+    return BriefingDomain()
+
+
+def test_briefs_are_rewarded_for_facts_order_and_form(make_context, briefing: BriefingDomain) -> None:
+    (task,) = briefing.build([next(briefing.recipes(1, 0))], Path("unused"), 1)
+    best, other, _ = briefing.references(task)
+    values = dict(task.spec["facts"])
+    assert scored(make_context, briefing, best)["reward"] == pytest.approx(1.0)
+    assert scored(make_context, briefing, other)["content"] == pytest.approx(1.0)
+    assert scored(make_context, briefing, other)["style"] < 1
+    backwards = best
+    for noun in task.spec["wanted"]:
+        backwards = backwards.replace(values[noun], "X", 1)
+    assert scored(make_context, briefing, backwards)["content"] < 0.5
+
+
+def test_stuffing_can_be_bounded(make_context, briefing: BriefingDomain) -> None:
+    (task,) = briefing.build([next(briefing.recipes(1, 0))], Path("unused"), 1)
+    values = dict(task.spec["facts"])
+    stuffed = " ".join(f"{noun} {values[noun]}" for noun in task.spec["wanted"])
+    assert scored(make_context, briefing, stuffed)["content"] == pytest.approx(1.0)
+    assert scored(make_context, briefing, stuffed)["keyword_share"] == 1.0
+    assert scored(make_context, briefing, stuffed, max_keyword_share=0.9)["content"] == 0.0
+    assert scored(make_context, briefing, briefing.references(task)[0], max_keyword_share=0.9)["content"] == 1.0
+
+
+def test_corrupted_key_words_cannot_score(briefing: BriefingDomain) -> None:
+    (task,) = briefing.build([next(briefing.recipes(1, 0))], Path("unused"), 1)
+    chain, best = briefing.reward_chain(task), briefing.references(task)[0]
+    assert content_reward(corrupted(chain, 1.0, 0), best) == 0.0
+    assert corrupted(chain, 0.0, 0) == chain
+    assert style_reward(corrupted(chain, 1.0, 0), best, StyleChecks()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"references": {"content": "bleu"}}, "needs reward.kind: references"),
+        ({"algorithm": "rlvrr", "references": {"content_weight": 0.0, "style_weight": 0.0}}, "all rewards would be"),
+        ({"algorithm": "rlvrr", "references": {"content": "none", "style_weight": 0.0}}, "all rewards would be 0"),
+        ({"algorithm": "rlvrr", "references": {"content": "bleu", "matching": "reference"}}, "references.content: lcs or recall"),
+        ({"algorithm": "remax", "reward": {"kind": "references"}}, "greedy"),
+        ({"algorithm": "archer_offline", "reward": {"kind": "references"}}, "plays none"),
+    ],
+)
+def test_impossible_settings_are_refused(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ParamsError, match=says):
+        resolve(Rl.model_validate(settings))

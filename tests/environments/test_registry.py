@@ -9,7 +9,7 @@ import pytest
 
 from stages.environments.registry import GROUP, load_domain
 
-SHIPPED = "briefing calculator code factbook keydoor outside_agent search shop textworld wordle".split()
+SHIPPED = ["briefing", "calculator", "code", "factbook", "keydoor", "outside_agent", "search", "shop", "textworld", "wordle"]
 
 
 def test_shipped_domains_are_registered():

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import hashlib
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,12 +18,13 @@ from pathlib import Path
 from flows.pipeline import read_settings
 from flows.process import BAD_PARAMETERS, ROOT, StageFailedError, capture, python_environment, quoted, run_supervised
 from stages.runtime.command import command
-from stages.runtime.files import atomic_bytes, atomic_folder, atomic_text
+from stages.runtime.files import atomic_bytes, atomic_folder, atomic_text, locked
 
 COPIES = Path(".bellwether") / "profiles"
 RESULTS = Path("reports") / "profiles"
 PRETRAINED = "data/pretrained/"
 """Models below it are made by `python -m stages.exchange gguf NAME`, NAME being the folder's."""
+CONVERTER = Path("stages") / "exchange" / "gguf.py"
 
 
 def overlays(root: Path, names: Sequence[str]) -> list[Path]:
@@ -73,11 +76,33 @@ def apply(folder: Path, profiles: Sequence[Path]) -> None:
 
 
 def make_models(folder: Path, profiles: Sequence[Path]) -> None:
-    """Make the pretrained models that the profiles name, unless they exist. Raises StageFailedError."""
+    """Make the pretrained models that the profiles name, unless this converter has made them. Raises StageFailedError."""
+    converter = hashlib.sha256((folder / CONVERTER).read_bytes()).hexdigest()
     for profile in profiles:
         path = str((read_settings(profile).get("model") or {}).get("path", ""))
-        if path.startswith(PRETRAINED) and not (folder / path).exists():
-            run(["-m", "stages.exchange", "gguf", Path(path).name, "--to", path], folder)
+        if not path.startswith(PRETRAINED):
+            continue
+        # Outside the model's folder, so that another converter that makes the same bytes runs no stage again.
+        made, record = folder / path, folder / ".bellwether" / "converters" / Path(path).name
+        if made.exists() and record.exists() and record.read_text(encoding="utf-8") == converter:
+            continue
+        new = f"{path}.new"
+        shutil.rmtree(folder / new, ignore_errors=True)
+        run(["-m", "stages.exchange", "gguf", Path(path).name, "--to", new], folder)
+        shutil.rmtree(made, ignore_errors=True)
+        (folder / new).rename(made)
+        atomic_text(record, converter)
+
+
+def lifecycle(names: Sequence[str], folder: Path) -> None:
+    """Run the lifecycle with the profiles in `folder`. Raises StageFailedError."""
+    if _git(ROOT, "status", "--porcelain", "--untracked-files=no"):
+        print("profile: the last commit is run, without the uncommitted changes", file=sys.stderr)
+    clone(ROOT, folder)
+    files = overlays(folder, names)
+    make_models(folder, files)
+    apply(folder, files)
+    run(["-m", "flows.pipeline"], folder)
 
 
 @command
@@ -87,13 +112,11 @@ def main() -> int:
     names = parser.parse_args().profiles
     folder, result = ROOT / COPIES / "+".join(names), ROOT / RESULTS / f"{'+'.join(names)}.json"
     try:
-        if _git(ROOT, "status", "--porcelain", "--untracked-files=no"):
-            print("profile: the last commit is run, without the uncommitted changes", file=sys.stderr)
-        clone(ROOT, folder)
-        files = overlays(folder, names)
-        make_models(folder, files)
-        apply(folder, files)
-        run(["-m", "flows.pipeline"], folder)
+        overlays(ROOT, names)
+        with locked(folder.with_name(f"{folder.name}.lock"), wait=False) as alone:
+            if not alone:
+                raise StageFailedError(f"{folder.name} already runs in {folder}; wait until it has finished, or end it")
+            lifecycle(names, folder)
         result.parent.mkdir(parents=True, exist_ok=True)
         atomic_bytes(result, (folder / "reports" / "evaluation.json").read_bytes())
     except StageFailedError as error:

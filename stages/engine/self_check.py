@@ -31,13 +31,10 @@ def check_against_model(engine: TorchEngine) -> None:
     """Raise ValueError if the engine does not reproduce the model's hidden states."""
     rows = _rows(engine)
     with torch.inference_mode(), _evaluating(engine.model):
-        expected = _expected_states(engine.model, rows)
-        try:
+        with _named(engine.model, "does not run by its own forward pass"):
+            expected = _expected_states(engine.model, rows)
+        with _named(engine.model, "does not run in the torch engine"):
             difference = _difference(engine, rows, expected)
-        except (RuntimeError, TypeError, AttributeError, IndexError, KeyError) as error:
-            if isinstance(error, torch.OutOfMemoryError):
-                raise
-            raise ValueError(f"{_name(engine.model)} does not run in the torch engine ({error}); {_ADVICE}") from error
     bound = BOUND.get(engine.model.dtype, BOUND[torch.float32])
     if not difference <= bound:  # true for NaN
         raise ValueError(
@@ -46,6 +43,17 @@ def check_against_model(engine: TorchEngine) -> None:
             f"rows of up to model.max_length {engine.max_length} tokens), so sampling and training probabilities would differ; "
             f"{_ADVICE}"
         )
+
+
+@contextmanager
+def _named(model: Any, what: str) -> Iterator[None]:
+    """Turn the errors of a model that can't be run into ValueErrors that name it."""
+    try:
+        yield
+    except (RuntimeError, TypeError, AttributeError, IndexError, KeyError, ValueError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise ValueError(f"{_name(model)} {what} ({error}); {_ADVICE}") from error
 
 
 _ADVICE = (

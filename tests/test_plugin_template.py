@@ -35,7 +35,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def package(installed: Path, tmp_path: Path) -> Path:
-    """A copy of the installed template that a test may modify, without bytecode, which an edit of the same second would not renew."""
+    """A copy of the installed template that a test may modify, without bytecode, which is too old after an edit."""
     shutil.copytree(installed, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     return tmp_path
 

@@ -263,8 +263,8 @@ def test_tree_nodes_hold_actions_without_thoughts(tiny_policy: Path) -> None:
 
 
 def test_every_stage_passes_model_thinking_to_chat() -> None:
-    """Contract: whoever makes a chat for the run's policy passes `model.thinking`; only pretraining and a judge model, which answers
-    by the probabilities of its options, have no thoughts."""
+    """Contract: whoever makes a chat for the run's policy passes `model.thinking`; only pretraining has no thoughts, and a judge
+    model, which answers by the probabilities of its options."""
     missing = []
     for path in sorted((ROOT / "stages").rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))

@@ -217,6 +217,7 @@ class Collector:
                 action_key=action_key(parsed.action),
                 start=end - len(turn.token_ids),
                 end=end,
+                terms=step.terms,
             )
         )
         episode.reward += step.reward

@@ -230,3 +230,19 @@ def next_token_values(values: Tensor, mask: Tensor, turn: Tensor | None = None) 
 def is_last_token(mask: Tensor) -> Tensor:
     """Whether each token is the last of the mask in its row, [B, T] bool."""
     return mask & (next_token_values(mask.float(), mask) == 0)
+
+
+@dataclass(frozen=True)
+class TurnTerms(Extra):
+    """The environment's reward terms of each turn; over an episode's turns they sum to `TrajectoryBatch.terms`."""
+
+    names: tuple[str, ...]
+    """K."""
+    values: Tensor
+    """[B, U, K] float32, 0 where a turn has no such term and past an episode's end."""
+
+    def of(self, name: str) -> Tensor:
+        """A term [B, U]. Raises KeyError if no turn has it."""
+        if name not in self.names:
+            raise KeyError(name)
+        return self.values[:, :, self.names.index(name)]

@@ -85,7 +85,7 @@ def _batch() -> TrajectoryBatch:
     """Groups of two episodes of one turn: a prompt token, then policy tokens. Returns differ in two of three groups."""
     import torch
 
-    from stages.algorithms.batch import ENDED, StepKeys, TrajectoryBatch
+    from stages.algorithms.batch import ENDED, StepKeys, TrajectoryBatch, TurnTerms
     from stages.algorithms.parts.advantage import GreedyReturns
     from stages.algorithms.parts.credit import StepValues
     from stages.algorithms.parts.loss import MeanLogprobs
@@ -93,12 +93,14 @@ def _batch() -> TrajectoryBatch:
     from stages.algorithms.parts.reward import EpisodeRewards
     from stages.algorithms.parts.teacher import Teacher
     from stages.algorithms.parts.turn_critic import TurnCritic
+    from stages.records.task import JUDGMENT_TERMS
 
     count, width = GROUPS * SIZE, 1 + LENGTH
     mask = torch.ones(count, width, dtype=torch.bool)
     mask[:, 0] = False
     rewards = torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0, 1.0])
     own = torch.arange(count)[:, None]
+    judgments = torch.eye(len(JUDGMENT_TERMS)).repeat(2, 1)[:count]
     return TrajectoryBatch(
         token_ids=(16 * _random(count, width)).long(),
         lengths=torch.full((count,), width),
@@ -118,6 +120,7 @@ def _batch() -> TrajectoryBatch:
         accepted=torch.ones(count, 1, dtype=torch.bool),
         tool_calls=torch.zeros(count),
         tools=torch.zeros(count, dtype=torch.int64),
+        terms=dict(zip(JUDGMENT_TERMS, judgments.T, strict=True)),
     ).with_extra(
         GreedyReturns(torch.zeros(count)),
         MeanLogprobs(-4 * _random(count, width) * mask),
@@ -126,6 +129,7 @@ def _batch() -> TrajectoryBatch:
         StepKeys(torch.cat([own, torch.full_like(own, ENDED)], 1), own, own, tuple(f"state {row}" for row in range(count))),
         StepValues(_random(count, 2)),
         Teacher(-_random(count, width) * mask, mask),
+        TurnTerms(JUDGMENT_TERMS, judgments[:, None]),
         TurnCritic(_random(count, 1, 2), _random(count, 2, 1).mT),
     )
 

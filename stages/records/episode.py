@@ -49,6 +49,8 @@ class TurnRecord:
     """The normalised action (lower case, single spaces): equal actions have equal keys."""
     start: int
     end: int
+    terms: Mapping[str, float] = field(default_factory=dict, metadata={"stored": False})
+    """The step's reward terms, for training. Not a column of the table, which has their sums."""
 
 
 @dataclass
@@ -254,10 +256,15 @@ def read_json(path: Path | str) -> Any:
     return json.loads(Path(path).read_text(encoding="utf-8"))
 
 
+def _stored(record: Episode | TurnRecord) -> dict[str, Any]:
+    """The fields that are columns."""
+    return {item.name: getattr(record, item.name) for item in fields(record) if item.metadata.get("stored", True)}
+
+
 def episode_row(episode: Episode) -> dict[str, Any]:
     """A row of EPISODE_SCHEMA."""
-    row = {item.name: getattr(episode, item.name) for item in fields(episode) if item.metadata.get("stored", True)}
-    row["turns"] = [asdict(turn) for turn in episode.turns]
+    row = _stored(episode)
+    row["turns"] = [_stored(turn) for turn in episode.turns]
     row["reward_terms"] = json.dumps(episode.reward_terms, sort_keys=True)
     return row
 

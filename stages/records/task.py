@@ -10,6 +10,8 @@ Split = Literal["train", "valid", "test"]
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")
 SUCCESS_TERM = "success"
 """Reward term of environments whose returns do not indicate success: 1 in the step that solves the task, 0 in others."""
+JUDGMENT_TERMS = ("judge_true_accept", "judge_true_reject", "judge_false_accept", "judge_false_reject")
+"""Reward terms of steps in which the agent judged a result: right or wrong, accepted or rejected."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from stages.algorithms.batch import ENDED, StepKeys, TrajectoryBatch
+from stages.algorithms.batch import ENDED, StepKeys, TrajectoryBatch, TurnTerms
+from stages.records.task import JUDGMENT_TERMS
 
 MakeBatch = Callable[..., TrajectoryBatch]
 
@@ -55,7 +56,8 @@ def build(
         accepted=torch.ones(count, most, dtype=torch.bool),
         tool_calls=torch.zeros(count),
         tools=torch.zeros(count, dtype=torch.int64),
-    ).with_extra(distinct_keys([len(span) for span in spans], most))
+        terms=dict.fromkeys(JUDGMENT_TERMS, torch.zeros(count)),
+    ).with_extra(distinct_keys([len(span) for span in spans], most), TurnTerms((), torch.zeros(count, most, 0)))
 
 
 def distinct_keys(turns: list[int], width: int) -> StepKeys:

@@ -30,8 +30,8 @@ RL: dict[str, Any] = {
 }
 LEARNT = {"reinforce", "rloo", "grpo", "ppo"}
 """Methods that tests/training/test_rl_stage.py trains until they succeed."""
-METHODS = sorted({name for name in names() if composition(name).data == "episodes"} - LEARNT)
-"""tests/training/test_archer.py has those with a replay buffer."""
+METHODS = sorted({name for name in names() if composition(name).data == "episodes"} - LEARNT - {"reseek"})
+"""tests/training/test_archer.py has those with a replay buffer, test_judgments_rl.py the one that needs judgments."""
 
 
 def run(context) -> list[dict[str, float]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,6 +21,7 @@ from stages.environments.base_domain import (
 from stages.environments.protocol import DomainSettings
 from stages.environments.search.environment import SearchEnvironment
 from stages.environments.search.index import SearchIndex
+from stages.environments.search.judged import JudgedSearchEnvironment, JudgeSettings
 from stages.environments.search.scoring import stated_answer
 from stages.environments.search.world import RELATIONS, Page, World, draw_chain, make_world, question, split_of
 from stages.records.task import Split, Task
@@ -28,6 +30,7 @@ from stages.seeding import stream
 MAX_HOPS = 3
 TASKS_PER_WORLD = 8
 INSTRUCTIONS = "Find the answer in the encyclopaedia. Each turn, write one action: search <query> or answer <name>.\n"
+JUDGE_INSTRUCTIONS = "After each search, write judge yes if the result helps, else judge no, and then search again.\n"
 _FIELDS: dict[str, type] = {"task_id": str, "split": str, "world": int, "hops": int, "start": str, "relations": list}
 
 
@@ -46,6 +49,8 @@ class SearchSettings(DomainSettings):
     """Repeat the query after the results, so that a small model need not look back for it."""
     instructions: bool = False
     """Begin the prompt with the available actions; for models that were not trained on this domain."""
+    judge: JudgeSettings | None = None
+    """The agent judges each result, `judge yes` or `judge no`, before it goes on: for `rl.algorithm: reseek`."""
 
     _some_weight = field_validator("hops")(some_weight("hops", "{1: 1, 2: 2, 3: 1}"))
 
@@ -113,7 +118,7 @@ class SearchDomain(GradedDomain[SearchSettings]):
             domain=self.name,
             split=record["split"],
             seed=record["world"],
-            prompt=INSTRUCTIONS + prompt if self.settings.instructions else prompt,
+            prompt=self._instructions() + prompt,
             spec={
                 "world": key,
                 "start": record["start"],
@@ -125,12 +130,18 @@ class SearchDomain(GradedDomain[SearchSettings]):
             cluster=f"search-{key}",
         )
 
+    def _instructions(self) -> str:
+        if not self.settings.instructions:
+            return ""
+        return INSTRUCTIONS + (JUDGE_INSTRUCTIONS if self.settings.judge is not None else "")
+
     def world_files(self, task: Task) -> list[str]:
         return [f"{task.spec['world']}.json"]
 
     def make(self, folder: Path) -> SearchEnvironment:
         settings = self.settings
-        return SearchEnvironment(
+        make = SearchEnvironment if settings.judge is None else partial(JudgedSearchEnvironment, judge=settings.judge)
+        return make(
             lambda world: self._index(folder / f"{world}.json"),
             settings.results,
             settings.reward,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from stages.algorithms.batch import Observed, TrajectoryBatch
+from stages.algorithms.batch import Observed, TrajectoryBatch, TurnTerms
 from stages.records.episode import Episode, Owner
 from stages.training.common.kept import with_kept
 from stages.training.common.step_keys import step_keys, tools_called
@@ -73,7 +73,18 @@ def trajectory_batch(episodes: Sequence[Episode]) -> TrajectoryBatch:
         tools=torch.tensor([tools_called(episode) for episode in episodes]),
     )
     observed = Observed(owner == int(Owner.ENVIRONMENT))
-    return with_kept(batch.with_extra(step_keys(episodes, width), observed), episodes)
+    return with_kept(batch.with_extra(step_keys(episodes, width), observed, turn_terms(episodes, width)), episodes)
+
+
+def turn_terms(episodes: Sequence[Episode], width: int) -> TurnTerms:
+    """The terms of the episodes' turns, padded to `width` turns."""
+    names = tuple(sorted({name for episode in episodes for turn in episode.turns for name in turn.terms}))
+    values = torch.zeros(len(episodes), width, len(names))
+    for row, episode in enumerate(episodes):
+        for place, turn in enumerate(episode.turns):
+            for name, value in turn.terms.items():
+                values[row, place, names.index(name)] = value
+    return TurnTerms(names, values)
 
 
 def turn_boundaries(batch: TrajectoryBatch) -> Tensor:

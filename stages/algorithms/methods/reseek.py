@@ -1,0 +1,114 @@
+"""ReSeek: the agent judges each search result, and is rewarded for judging right."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from stages.algorithms.batch import TrajectoryBatch, TurnTerms
+from stages.algorithms.card import Card, Composition
+from stages.algorithms.settings import Rl
+from stages.records.task import JUDGMENT_TERMS
+from stages.runtime.validation import Positive, Section
+
+CARD = Card(
+    slug="reseek",
+    title="ReSeek",
+    paper="Li et al., arXiv 2510.00568",
+    equation="R = sum_t gamma^(t-1) r_t over searches and the answer; r_t of a search: match 0.3 if its judgment agrees with "
+    "whether the result was useful, false_accept -0.6, false_reject -0.3; r_T = exact match; GRPO on R, PPO's clip 0.2, KL "
+    "coefficient 0.001 (k3)",
+    assumptions="an environment that asks for judgments and knows the right ones (per_domain.search.environment.judge: the facts "
+    "of the question's chain, against a threshold of 0.7). Correct rejections of useless searches pay without an answer: cap "
+    "0.6 per episode is ours, null as published. How step rewards enter GRPO is not published: one return per episode here, or "
+    "advantage.level turn. A rejected result stays in the context (the paper's later, soft form). The first version's symmetric "
+    "penalty is false_accept -0.3",
+    reduces_to="match, false_accept and false_reject 0: GRPO",
+    tested_by="tests/algorithms/test_reseek.py, tests/environments/test_judged_search.py",
+    switch="rl.algorithm: reseek",
+)
+*RIGHT, ACCEPTED, REJECTED = JUDGMENT_TERMS
+
+
+class Settings(Section):
+    match: float = 0.3
+    """Reward of a right judgment."""
+    false_accept: float = -0.6
+    """Reward of accepting a useless result."""
+    false_reject: float = -0.3
+    """Reward of rejecting a useful result."""
+    cap: Positive | None = 0.6
+    """Largest sum of an episode's judgment rewards; null: none."""
+    gamma: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """Discount per search of the episode's return."""
+
+
+def judgment_rewards(batch: TrajectoryBatch, settings: Settings) -> Tensor:
+    """Reward of each turn's judgment before the discount, [B, U]; what exceeds the cap is not paid. Raises ValueError for a batch
+    of an environment that asks for no judgments."""
+    found = batch.get(TurnTerms)
+    if found is None or REJECTED not in batch.terms:
+        raise ValueError(
+            "rl.algorithm: reseek rewards judgments, and the environment asks for none; set per_domain.search.environment.judge "
+            "(profiles/methods/reseek.yaml), or rl.settings.match, false_accept and false_reject to 0"
+        )
+    nothing = torch.zeros_like(batch.turn_rewards)
+    term = {name: found.of(name) if name in found.names else nothing for name in JUDGMENT_TERMS}
+    given = settings.match * (term[RIGHT[0]] + term[RIGHT[1]])
+    given = given + settings.false_accept * term[ACCEPTED] + settings.false_reject * term[REJECTED]
+    if settings.cap is None:
+        return given
+    paid, total = [], torch.zeros(batch.size)
+    for column in given.unbind(1):
+        after = (total + column).clamp(max=settings.cap)
+        paid.append(after - total)
+        total = after
+    return torch.stack(paid, 1)
+
+
+def judgments_before(batch: TrajectoryBatch) -> Tensor:
+    """Number of judgments before each turn, [B, U]."""
+    found = batch.get(TurnTerms)
+    assert found is not None
+    count = sum(found.of(name) for name in JUDGMENT_TERMS if name in found.names)
+    counts = torch.zeros_like(batch.turn_rewards) + count
+    return counts.cumsum(1) - counts
+
+
+def judged(batch: TrajectoryBatch) -> dict[str, float]:
+    """Judgments per episode, and their balanced accuracy: the mean of the shares of useful results that were accepted and of
+    useless ones that were rejected, missing if either was never judged."""
+    accept, reject, wrong_accept, wrong_reject = (float(batch.terms[name].sum()) for name in JUDGMENT_TERMS)
+    useful, useless = accept + wrong_reject, reject + wrong_accept
+    accuracy = {"judge_balanced_accuracy": (accept / useful + reject / useless) / 2} if useful and useless else {}
+    return {"judgments": (useful + useless) / batch.size, **accuracy}
+
+
+def reward(batch: TrajectoryBatch, rl: Rl) -> TrajectoryBatch:
+    """The batch with judgment rewards on their turns and discounted returns. Raises ValueError, see `judgment_rewards`."""
+    settings: Settings = rl.settings
+    if not (settings.match or settings.false_accept or settings.false_reject):
+        return batch.with_metrics(**judged(batch)) if REJECTED in batch.terms else batch
+    paid = judgment_rewards(batch, settings)
+    turn_rewards = (batch.turn_rewards + paid) * settings.gamma ** judgments_before(batch)
+    metrics = {**judged(batch), "judge_reward": float(paid.sum(1).mean())}
+    return batch.with_(turn_rewards=turn_rewards, rewards=turn_rewards.sum(1)).with_metrics(**metrics)
+
+
+COMPOSITION = Composition(
+    card=CARD,
+    parts={
+        "reward.kind": "own",
+        "advantage.mean": "group",
+        "advantage.std": "group",
+        "loss.kind": "ppo_clip",
+        "loss.aggregation": "seq_mean_token_mean",
+        "loss.kl_coef": 0.001,
+        "loss.kl_estimator": "k3",
+    },
+    pieces={"reward": reward},
+    settings=Settings,
+)

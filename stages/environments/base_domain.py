@@ -14,6 +14,7 @@ from stages.environments.base_environment import ValueEnvironment
 from stages.environments.protocol import DomainSettings, Environment
 from stages.records.task import SPLITS, Split, Task
 from stages.runtime.files import atomic_files
+from stages.runtime.validation import watched
 from stages.seeding import key64, permutation
 
 SHARES: dict[Split, int] = {"train": 24, "valid": 3, "test": 25}
@@ -194,6 +195,13 @@ def some_weight(key: str, example: str) -> Callable[[dict[Any, float]], dict[Any
         return weights
 
     return check
+
+
+def below_raw(folder: str) -> str:
+    """A pydantic validator of a folder's name: it is below data/raw."""
+    if not watched(folder):
+        raise ValueError(f"is {folder}; choose a folder below data/raw, where DVC tracks changes")
+    return folder
 
 
 def check_fields(record: Mapping[str, Any], fields: Mapping[str, type]) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Literal
 
-from stages.environments.search.scoring import answer_bleu
+from stages.environments.search.scoring import answer_bleu, common_length
 from stages.records.reward_chain import RewardChain, Style
 from stages.sandbox import Program, Sandbox, SandboxError, Tests
 
@@ -42,16 +42,6 @@ def occurrences(keywords: Sequence[str], text: str, compatible: bool = False, ca
         return []
     found = _pattern(known, compatible, case_sensitive).findall(text)
     return found if case_sensitive else [word.lower() for word in found]
-
-
-def common_length(one: Sequence[str], other: Sequence[str]) -> int:
-    """Length of the longest common subsequence."""
-    row = [0] * (len(other) + 1)
-    for item in one:
-        before, row = row, [0] * (len(other) + 1)
-        for place, against in enumerate(other, start=1):
-            row[place] = before[place - 1] + 1 if item == against else max(before[place], row[place - 1])
-    return row[-1]
 
 
 def ordered_share(wanted: Sequence[str], found: Sequence[str]) -> float:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from stages.reporting.blocks import Figures, Section
 from stages.reporting.episodes import Browser
@@ -21,9 +18,8 @@ from stages.reporting.sections.provenance import provenance_section
 from stages.reporting.sections.search import search_section
 from stages.reporting.sections.speed import speed_section
 from stages.reporting.style import css_variables
+from stages.reporting.template import template
 from stages.reporting.viewer.links import VIEWER
-
-TEMPLATES = Path(__file__).resolve().parent / "templates"
 
 Builder = Callable[[Inputs], Section | None]
 """Returns None to omit the chapter."""
@@ -47,21 +43,13 @@ def render_page(
 ) -> str:
     """The page as HTML: `summary`, the episode browser, `details`. Everything but figures and palette is escaped. `all_episodes`:
     number of episodes in the viewer beside the page; 0: no link to it."""
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES, encoding="utf-8"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
     glyphs: dict[str, str] = {}
     for section in (*summary, *details):
         for block in section.blocks:
             if isinstance(block, Figures):
                 for drawing in block.drawings:
                     glyphs.update(drawing.svg.glyphs)
-    return environment.get_template("page.html.j2").render(
+    return template("page.html.j2").render(
         light=css_variables(0),
         dark=css_variables(1),
         glyphs=[glyphs[name] for name in sorted(glyphs)],

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from stages.environments.briefing import BriefingDomain, BriefingEnvironment, BriefingSettings
-from stages.environments.briefing.brief import BEST, Asked, common, demands, paraphrases, quality, read, write
+from stages.environments.briefing.brief import BEST, Asked, demands, paraphrases, quality, read, write
+from stages.environments.search.scoring import common_length
 from stages.records.task import Task
 
 ASKED = Asked(
@@ -74,8 +75,8 @@ def test_references_state_the_facts() -> None:
 
 
 def test_common_subsequence() -> None:
-    assert common("abcd", "bd") == 2
-    assert common("", "a") == 0
+    assert common_length("abcd", "bd") == 2
+    assert common_length("", "a") == 0
 
 
 def test_reward_holds_nothing_of_the_quality() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 from collections.abc import Callable
@@ -30,7 +29,16 @@ from stages.training.rl.demonstrations import as_external
 from stages.training.rl.off_policy import OffPolicy, as_turns
 from stages.training.rl.offline_dataset import read_offline_dataset
 from stages.training.rl.replay_buffer import ReplayBuffer
-from training.toys import KilledError, as_processes, demonstration, kill_at_step, letter_tasks, make_episode, outputs
+from training.toys import (
+    KilledError,
+    as_processes,
+    demonstration,
+    kill_at_step,
+    letter_tasks,
+    make_episode,
+    outputs,
+    read_history,
+)
 
 REPLAY: dict[str, Any] = {"episodes": 8, "critic_updates": 3, "policy_updates": 1}
 RL: dict[str, Any] = {
@@ -49,8 +57,7 @@ RL: dict[str, Any] = {
 
 def run(context) -> tuple[list[dict[str, float]], dict[str, Any]]:
     rl.run(context)
-    with (context.root / "reports/rl/toy_history.csv").open() as handle:
-        history = [{name: float(cell) if cell else float("nan") for name, cell in row.items()} for row in csv.DictReader(handle)]
+    history = read_history(context.root)
     return history, json.loads((context.root / "reports/rl/toy.json").read_text())
 
 

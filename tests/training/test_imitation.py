@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections import Counter
 from typing import Any
@@ -25,7 +24,7 @@ from stages.training.common.loop import Update, make_processes
 from stages.training.rl import online
 from stages.training.rl.imitation import SelfImitation
 from stages.training.rl.models import Models
-from training.toys import KilledError, kill_at_step, make_episode, outputs
+from training.toys import KilledError, kill_at_step, make_episode, outputs, run
 
 RL: dict[str, Any] = {
     "steps": 4,
@@ -36,12 +35,6 @@ RL: dict[str, Any] = {
     "checkpoint_every": 1,
     "sampling": {"max_tokens": 3},
 }
-
-
-def run(context) -> list[dict[str, float]]:
-    rl.run(context)
-    with (context.root / "reports/rl/toy_history.csv").open() as handle:
-        return [{name: float(cell) if cell else float("nan") for name, cell in row.items()} for row in csv.DictReader(handle)]
 
 
 @pytest.fixture

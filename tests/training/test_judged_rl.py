@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,7 +16,7 @@ from stages.algorithms.settings import Rl
 from stages.judging.contract import NO_REPLY
 from stages.judging.table import read_judgments
 from stages.runtime.validation import ParamsError
-from training.toys import KilledError, kill_at_step, outputs
+from training.toys import KilledError, kill_at_step, outputs, read_history
 
 RL: dict[str, Any] = {
     "steps": 3,
@@ -29,11 +28,6 @@ RL: dict[str, Any] = {
     "sampling": {"max_tokens": 3},
 }
 ARENA = {**RL, "algorithm": "arena_rl"}
-
-
-def history(context) -> list[dict[str, float]]:
-    with (context.root / "reports/rl/toy_history.csv").open() as handle:
-        return [{name: float(cell) if cell else float("nan") for name, cell in row.items()} for row in csv.DictReader(handle)]
 
 
 def report(context) -> dict[str, Any]:
@@ -55,7 +49,7 @@ def test_tournaments_are_played_counted_and_kept(make_context) -> None:
     found = report(context)["judge"]
     assert found["calls"] == len(rows) == found["judgments"]
     assert found["scheme"] == "seeded_single_elimination"
-    for row in history(context):
+    for row in read_history(context.root):
         assert row["judge_calls"] == 3 * 16
         assert row["judge_failures"] == 0
         assert -1 <= row["judge_agreement"] <= 1
@@ -161,7 +155,7 @@ def test_gap_warns_and_ends_the_run(make_context, capsys, monkeypatch) -> None:
     monkeypatch.setattr(gap.GapMonitor, "recent", lambda self: 5.0)
     context = make_context("rl", rl={**ARENA, "judge": {"stop_gap": 2.0}})
     rl.run(context)
-    assert len(history(context)) == 1
+    assert len(read_history(context.root)) == 1
     assert report(context)["judge"]["warned_at"] == 1
     assert "learning the judge's errors" in capsys.readouterr().err
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +12,7 @@ from safetensors.torch import load_file
 from stages import rl
 from stages.environments.protocol import Step
 from stages.records.task import JUDGMENT_TERMS
-from training.toys import FirstLetterEnvironment
+from training.toys import FirstLetterEnvironment, read_history
 
 RL: dict[str, Any] = {
     "algorithm": "reseek",
@@ -55,11 +54,10 @@ def test_judgments_alone_train_the_policy(make_context: Any, monkeypatch: pytest
     assert any(not trained[tensor].equal(start[tensor]) for tensor in start)
     report = json.loads((context.root / "reports/rl/toy.json").read_text())
     assert (report["algorithm"], report["ledger/environment_tokens_trained"]) == ("reseek", 0)
-    with (context.root / "reports/rl/toy_history.csv").open() as handle:
-        rows = list(csv.DictReader(handle))
-    assert [float(row["judgments"]) for row in rows] == [1.0, 1.0]
-    assert [float(row["success"]) for row in rows] == [0.0, 0.0]
-    assert any(float(row["judge_reward"]) for row in rows)
+    rows = read_history(context.root)
+    assert [row["judgments"] for row in rows] == [1.0, 1.0]
+    assert [row["success"] for row in rows] == [0.0, 0.0]
+    assert any(row["judge_reward"] for row in rows)
 
 
 def test_without_their_rewards_nothing_is_learnt(make_context: Any, monkeypatch: pytest.MonkeyPatch, tiny_policy: Any) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from stages import rl
 from stages.agent.logprobs import score_tokens
 from stages.agent.policy import load_policy
 from stages.training.rl.policy_updates import RESCORING_TOLERANCE, agreement, check_agreement
-from training.toys import store_pairs
+from training.toys import read_history, store_pairs
 
 RL: dict[str, Any] = {
     "algorithm": "gspo",
@@ -38,8 +37,7 @@ def run(make_context, tiny_policy: Path, model: dict[str, Any] | None = None, **
     if section.get("algorithm") in ("dpo", "kto"):
         store_pairs(context)
     rl.run(context)
-    with (context.root / "reports/rl/toy_history.csv").open() as handle:
-        history = [{name: float(cell or "nan") for name, cell in row.items()} for row in csv.DictReader(handle)]
+    history = read_history(context.root)
     return history, json.loads((context.root / "reports/rl/toy.json").read_text())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +24,7 @@ from stages.training.common.loop import make_processes
 from stages.training.rl.models import Models
 from stages.training.rl.observation import observed_tokens
 from stages.training.rl.policy_updates import PolicyUpdates
-from training.toys import KilledError, kill_at_step, make_episode, outputs
+from training.toys import KilledError, kill_at_step, make_episode, outputs, run
 
 SECTION: dict[str, Any] = {
     "algorithm": "echo",
@@ -37,12 +36,6 @@ SECTION: dict[str, Any] = {
     "checkpoint_every": 1,
     "sampling": {"max_tokens": 3},
 }
-
-
-def run(context) -> list[dict[str, float]]:
-    rl.run(context)
-    with (context.root / "reports/rl/toy_history.csv").open() as handle:
-        return [{name: float(cell or "nan") for name, cell in row.items()} for row in csv.DictReader(handle)]
 
 
 def episodes() -> list[Episode]:

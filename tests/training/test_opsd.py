@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from stages.training.common.batches import trajectory_batch
 from stages.training.common.loop import make_processes
 from stages.training.rl.models import Models
 from stages.training.rl.self_teacher import SelfTeacher, solutions
-from training.toys import KilledError, demonstration, kill_at_step, letter_tasks, make_episode, outputs, store_pairs
+from training.toys import KilledError, demonstration, kill_at_step, letter_tasks, make_episode, outputs, run, store_pairs
 
 SECTION: dict[str, Any] = {
     "algorithm": "opsd",
@@ -42,12 +41,6 @@ def make_solvable(make_context, name: str = "run", **section: Any):
     episodes = [replace(demonstration(task), policy_hash=EXPERT) for task in letter_tasks(16)]
     write_episodes(context.root / "data/curated/toy/demonstrations.parquet", episodes)
     return context
-
-
-def run(context) -> list[dict[str, float]]:
-    rl.run(context)
-    with (context.root / "reports/rl/toy_history.csv").open() as handle:
-        return [{name: float(cell or "nan") for name, cell in row.items()} for row in csv.DictReader(handle)]
 
 
 def played(name: str, turns: list[int], reward: float) -> Episode:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from dataclasses import replace
 from typing import Any
@@ -19,7 +18,7 @@ from stages.annotation.pairs import PAIR_SCHEMA
 from stages.records.episode import read_rows, write_table
 from stages.training.common.loop import make_processes
 from stages.training.rl.preference import PreferenceJob
-from training.toys import PAIRS, KilledError, kill_at_step, outputs, store_pairs
+from training.toys import PAIRS, KilledError, kill_at_step, outputs, read_history, store_pairs
 
 RL: dict[str, Any] = {"steps": 8, "learning_rate": 0.003, "warmup_steps": 0, "checkpoint_every": 3}
 
@@ -35,8 +34,7 @@ def test_every_algorithm_learns_to_rank_the_pairs(make_context, name: str):
     """Contract: only `rl.algorithm` is set; the ledger counts each continuation's tokens once a step, and no others."""
     context = preference_context(make_context, algorithm=name, preference={"pairs_per_step": 4})
     rl.run(context)
-    with (context.root / "reports/rl/toy_history.csv").open() as handle:
-        history = [{key: float(cell) for key, cell in row.items()} for row in csv.DictReader(handle)]
+    history = read_history(context.root)
     assert len(history) == 8
     assert history[-1]["margin"] > history[0]["margin"] + 0.5
     assert history[-1]["pair_accuracy"] == 1.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from typing import Any
 
@@ -16,7 +15,7 @@ from stages.runtime.validation import ParamsError
 from stages.training.rl import reannotation
 from stages.values.settings import HeadParams
 from training.test_value_uses import store_value_model
-from training.toys import KilledError, kill_at_step, outputs
+from training.toys import KilledError, kill_at_step, outputs, run
 
 RL: dict[str, Any] = {
     "steps": 4,
@@ -35,12 +34,6 @@ def make(make_context, tiny_policy, name: str, **section: Any):
     context = make_context("rl", name, rl=section)
     store_value_model(context.root / "data/annotated/toy", tiny_policy, HeadParams())
     return context
-
-
-def run(context) -> list[dict[str, float]]:
-    rl.run(context)
-    with (context.root / "reports/rl/toy_history.csv").open() as handle:
-        return [{name: float(cell or "nan") for name, cell in row.items()} for row in csv.DictReader(handle)]
 
 
 def test_value_model_follows_the_policy_and_resumes_to_the_same_bytes(make_context, tiny_policy):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from stages.judging.references import StyleChecks, content_reward, style_reward
 from stages.records.episode import Episode, read_rows
 from stages.runtime.validation import ParamsError
 from stages.training.rl.reference_rewards import corrupted
-from training.toys import KilledError, kill_at_step, outputs
+from training.toys import KilledError, kill_at_step, outputs, read_history
 
 RL: dict[str, Any] = {
     "algorithm": "rlvrr",
@@ -31,11 +30,6 @@ RL: dict[str, Any] = {
 }
 
 
-def history(context) -> list[dict[str, float]]:
-    with (context.root / "reports/rl/toy_history.csv").open() as handle:
-        return [{name: float(cell) if cell else float("nan") for name, cell in row.items()} for row in csv.DictReader(handle)]
-
-
 def test_rewards_come_from_the_demonstrations_by_default(make_context) -> None:
     """The toy domain has no references of its own: those are the experts' last actions, "take the key"."""
     context = make_context("rl", rl=RL)
@@ -43,7 +37,7 @@ def test_rewards_come_from_the_demonstrations_by_default(make_context) -> None:
     report = json.loads((context.root / "reports/rl/toy.json").read_text())["references"]
     assert report["content"] == "lcs"
     assert 3 <= report["tasks"] <= 12
-    for row in history(context):
+    for row in read_history(context.root):
         assert row["references_reward"] == pytest.approx((row["references_content"] + row["references_style"]) / 2)
         assert row["shaped_reward"] == pytest.approx(row["references_reward"], abs=1e-6)
 
@@ -64,7 +58,7 @@ def test_run_resumes_to_the_same_bytes(make_context) -> None:
 def test_every_content_trains(make_context, content: str) -> None:
     context = make_context("rl", rl={**RL, "steps": 1, "references": {"content": content}})
     rl.run(context)
-    (row,) = history(context)
+    (row,) = read_history(context.root)
     assert (row["references_content"] > 0) == (content == "random"), "the tiny policy writes none of the key words"
     assert read_rows(context.root / "data/rl/toy/samples.parquet")
 

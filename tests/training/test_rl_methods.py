@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from typing import Any
 
@@ -17,7 +16,7 @@ from stages.algorithms.registry import composition, names
 from stages.algorithms.settings import Rl
 from stages.records.episode import read_rows
 from stages.training.rl import online
-from training.toys import KilledError, kill_at_step, outputs
+from training.toys import KilledError, kill_at_step, outputs, run
 
 RL: dict[str, Any] = {
     "steps": 2,
@@ -32,12 +31,6 @@ LEARNT = {"reinforce", "rloo", "grpo", "ppo"}
 """Methods that tests/training/test_rl_stage.py trains until they succeed."""
 METHODS = sorted({name for name in names() if composition(name).data == "episodes"} - LEARNT - {"reseek"})
 """tests/training/test_archer.py has those with a replay buffer, test_judgments_rl.py the one that needs judgments."""
-
-
-def run(context) -> list[dict[str, float]]:
-    rl.run(context)
-    with (context.root / "reports/rl/toy_history.csv").open() as handle:
-        return [{name: float(cell) if cell else float("nan") for name, cell in row.items()} for row in csv.DictReader(handle)]
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from typing import Any
 
@@ -13,7 +12,7 @@ from stages import rl
 from stages.records.episode import Owner, read_rows
 from stages.training.rl import online
 from stages.values.settings import HeadParams
-from training.toys import KilledError, kill_at_step, outputs
+from training.toys import KilledError, kill_at_step, outputs, run
 
 RL: dict[str, Any] = {
     "steps": 6,
@@ -26,12 +25,6 @@ RL: dict[str, Any] = {
     "sampling": {"max_tokens": 3},
 }
 PPO: dict[str, Any] = {"algorithm": "ppo", "critic": {"warmup_steps": 1, "learning_rate": 0.01}}
-
-
-def run(context) -> list[dict[str, float]]:
-    rl.run(context)
-    with (context.root / "reports/rl/toy_history.csv").open() as handle:
-        return [{name: float(cell) if cell else float("nan") for name, cell in row.items()} for row in csv.DictReader(handle)]
 
 
 def with_lora(make_context, rank: int = 8, **model: Any) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from typing import Any
 
@@ -19,7 +18,7 @@ from stages.annotation.pairs import PAIR_SCHEMA
 from stages.params import parse_params
 from stages.records.episode import NODE_SCHEMA, Owner, read_rows, write_table
 from stages.runtime.validation import ParamsError
-from training.toys import PAIRS, KilledError, kill_at_step, outputs, store_pairs
+from training.toys import PAIRS, KilledError, kill_at_step, outputs, read_history, store_pairs
 
 CLONING: dict[str, Any] = {"algorithm": "tree_bc", "steps": 4, "learning_rate": 0.01, "warmup_steps": 0, "checkpoint_every": 2}
 PLAY: dict[str, Any] = {
@@ -35,8 +34,7 @@ PLAY: dict[str, Any] = {
 
 def run(context) -> tuple[list[dict[str, float]], dict[str, Any]]:
     rl.run(context)
-    with (context.root / "reports/rl/toy_history.csv").open() as handle:
-        history = [{name: float(cell or "nan") for name, cell in row.items()} for row in csv.DictReader(handle)]
+    history = read_history(context.root)
     return history, json.loads((context.root / "reports/rl/toy.json").read_text())
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
+from stages import rl
 from stages.agent.policy import load_policy
 from stages.annotation.pairs import PAIR_SCHEMA
 from stages.environments.protocol import Observation, Step
@@ -42,6 +44,18 @@ class FirstLetterEnvironment:
 
     def close(self) -> None:
         self.actions = 0
+
+
+def read_history(root: Path) -> list[dict[str, float]]:
+    """Rows of the toy domain's history, NaN for empty cells."""
+    with (root / "reports/rl/toy_history.csv").open() as handle:
+        return [{name: float(cell or "nan") for name, cell in row.items()} for row in csv.DictReader(handle)]
+
+
+def run(context: Any) -> list[dict[str, float]]:
+    """Run rl; returns its history."""
+    rl.run(context)
+    return read_history(context.root)
 
 
 def letter_tasks(count: int) -> list[Task]:

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 
 from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.card import Card, Composition
+from stages.algorithms.methods import grpo
 from stages.algorithms.parts.teacher import with_teacher
 from stages.runtime.validation import ParamsError, Positive, Section, Share
 
@@ -64,12 +65,7 @@ def check(given: Rl, rl: Rl) -> None:
 
 COMPOSITION = Composition(
     card=CARD,
-    parts={
-        "advantage.mean": "group",
-        "advantage.std": "group",
-        "loss.kind": "ppo_clip",
-        "loss.aggregation": "seq_mean_token_mean",
-    },
+    parts=grpo.COMPOSITION.parts,
     pieces={"credit": credit},
     settings=Settings,
     teacher=lambda rl: True,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from stages.algorithms.batch import TrajectoryBatch, TurnTerms
 from stages.algorithms.card import Card, Composition
+from stages.algorithms.methods import grpo
 from stages.algorithms.settings import Rl
 from stages.records.task import JUDGMENT_TERMS
 from stages.runtime.validation import Positive, Section
@@ -101,11 +102,8 @@ def reward(batch: TrajectoryBatch, rl: Rl) -> TrajectoryBatch:
 COMPOSITION = Composition(
     card=CARD,
     parts={
+        **grpo.COMPOSITION.parts,
         "reward.kind": "own",
-        "advantage.mean": "group",
-        "advantage.std": "group",
-        "loss.kind": "ppo_clip",
-        "loss.aggregation": "seq_mean_token_mean",
         "loss.kl_coef": 0.001,
         "loss.kl_estimator": "k3",
     },

@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from stages.environments.search.scoring import common_length
+
 Form = Literal["list", "prose"]
 BEST = 6.0
 PADDING = 8
@@ -106,16 +108,6 @@ def demands(asked: Asked, text: str) -> dict[str, bool]:
     return {"entity": opening.startswith(name), "form": marks, "words": 0 < len(text.split()) <= asked.words}
 
 
-def common(one: Sequence[str], other: Sequence[str]) -> int:
-    """Length of the longest common subsequence."""
-    row = [0] * (len(other) + 1)
-    for item in one:
-        before, row = row, [0] * (len(other) + 1)
-        for place, against in enumerate(other, start=1):
-            row[place] = before[place - 1] + 1 if item == against else max(before[place], row[place - 1])
-    return row[-1]
-
-
 def quality(asked: Asked, text: str) -> float:
     """See the module. In at most BEST."""
     found, count = read(asked, text), len(asked.wanted)
@@ -123,7 +115,7 @@ def quality(asked: Asked, text: str) -> float:
     extra = len(found.right) - len(right) + found.repeated
     met = list(demands(asked, text).values())
     return (
-        (4 * len(right) - 2 * len(found.wrong) - extra + common(right, asked.wanted)) / count
+        (4 * len(right) - 2 * len(found.wrong) - extra + common_length(right, asked.wanted)) / count
         + sum(met) / len(met)
         - min(found.padding, PADDING) / 4
     )

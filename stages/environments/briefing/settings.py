@@ -6,9 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from stages.environments.base_domain import some_weight
+from stages.environments.base_domain import below_raw, some_weight
 from stages.environments.protocol import DomainSettings
-from stages.runtime.validation import watched
 
 MAX_POINTS = 6
 
@@ -34,9 +33,4 @@ class BriefingSettings(DomainSettings):
 
     _some_weight = field_validator("points")(some_weight("points", "{2: 1, 3: 1}"))
 
-    @field_validator("folder")
-    @classmethod
-    def _watched(cls, name: str) -> str:
-        if not watched(name):
-            raise ValueError(f"is {name}; choose a folder below data/raw, where DVC tracks changes")
-        return name
+    _below_raw = field_validator("folder")(below_raw)

@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from stages.environments.base_domain import parse_record, some_weight
+from stages.environments.base_domain import below_raw, parse_record, some_weight
 from stages.environments.code.families import families
 from stages.environments.protocol import DomainSettings
 from stages.records.task import Split
-from stages.runtime.validation import Checked, watched
+from stages.runtime.validation import Checked
 from stages.sandbox.settings import SandboxSettings
 
 Kind = Literal["list", "number", "word", "choice"]
@@ -72,12 +72,7 @@ class FolderSettings(ProgramSettings):
     shown: Annotated[int, Field(ge=0, le=8)] = 1
     """Maximum number of tests in the prompt; HumanEval's prompts have their own examples."""
 
-    @field_validator("folder")
-    @classmethod
-    def _watched(cls, name: str) -> str:
-        if not watched(name):
-            raise ValueError(f"is {name}; choose a folder below data/raw, where DVC tracks changes")
-        return name
+    _below_raw = field_validator("folder")(below_raw)
 
 
 class Recipe(Checked):

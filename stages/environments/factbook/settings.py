@@ -6,9 +6,8 @@ from typing import Annotated
 
 from pydantic import Field, field_validator
 
-from stages.environments.base_domain import some_weight
+from stages.environments.base_domain import below_raw, some_weight
 from stages.environments.protocol import DomainSettings
-from stages.runtime.validation import watched
 
 MAX_HOPS = 3
 
@@ -33,9 +32,4 @@ class FactbookSettings(DomainSettings):
 
     _some_weight = field_validator("hops")(some_weight("hops", "{1: 1, 2: 2, 3: 1}"))
 
-    @field_validator("folder")
-    @classmethod
-    def _watched(cls, name: str) -> str:
-        if not watched(name):
-            raise ValueError(f"is {name}; choose a folder below data/raw, where DVC tracks changes")
-        return name
+    _below_raw = field_validator("folder")(below_raw)

@@ -1,4 +1,4 @@
-"""Scores of an answer: exact match, token F1 and BLEU, with the normalisation of SQuAD (Rajpurkar et al., 2016)."""
+"""Scores of an answer: exact match, token F1, BLEU, subsequences; normalised as for SQuAD (Rajpurkar et al., 2016)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import re
 import string
 from collections import Counter
+from collections.abc import Sequence
 
 _DROP_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -34,6 +35,16 @@ def token_f1(answer: str, gold: str) -> float:
         return 0.0
     precision, recall = shared / len(given), shared / len(wanted)
     return 2 * precision * recall / (precision + recall)
+
+
+def common_length(one: Sequence[str], other: Sequence[str]) -> int:
+    """Length of the longest common subsequence."""
+    row = [0] * (len(other) + 1)
+    for item in one:
+        before, row = row, [0] * (len(other) + 1)
+        for place, against in enumerate(other, start=1):
+            row[place] = before[place - 1] + 1 if item == against else max(before[place], row[place - 1])
+    return row[-1]
 
 
 def answer_bleu(answer: str, gold: str, max_order: int = 4) -> float:

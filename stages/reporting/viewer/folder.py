@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from stages.environments.registry import GROUP
 from stages.reporting.blocks import rounded
 from stages.reporting.episodes import token_text
 from stages.reporting.inputs import Inputs
 from stages.reporting.style import css_variables
+from stages.reporting.template import TEMPLATES, template
 from stages.reporting.viewer.groups import Group, group_key
 from stages.reporting.viewer.index import Indexed, index_group, index_json
 from stages.reporting.viewer.pack import pack_group, script, used_tokens
@@ -21,7 +20,6 @@ from stages.reporting.viewer.prevalence import Prevalence, prevalences
 from stages.runtime.files import atomic_folder
 from stages.runtime.validation import ParamsError
 
-TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
 RENDERERS = TEMPLATES / "viewer" / "renderers"
 SAME = {"code_folder": "code"}
 """Domain -> the shipped domain whose script draws it, too."""
@@ -51,14 +49,6 @@ def inline(text: str) -> str:
 
 def render_viewer(inputs: Inputs, groups: Sequence[Indexed], patterns: Sequence[Pattern], found: Sequence[Prevalence]) -> str:
     """The viewer's page as HTML."""
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES, encoding="utf-8"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
     titles = {pattern.name: {"title": pattern.title, "about": pattern.about} for pattern in patterns}
     listed = {
         "patterns": titles,
@@ -68,7 +58,7 @@ def render_viewer(inputs: Inputs, groups: Sequence[Indexed], patterns: Sequence[
         "comparisons": comparisons(inputs),
     }
     scripts = {domain: text for domain in inputs.params.domains if (text := renderer(domain)) is not None}
-    return environment.get_template("viewer/index.html.j2").render(
+    return template("viewer/index.html.j2").render(
         light=css_variables(0),
         dark=css_variables(1),
         index={**index_json(groups), **listed},

@@ -58,7 +58,9 @@ checkpoint = pathlib.Path("checkpoint")
 for step in range(int(checkpoint.read_text()) if checkpoint.exists() else 0, {STEPS}):
     time.sleep(0.05)
     record(f"{{rl['algorithm']}}/{{rl['seed']}} step {{step}}")
-    checkpoint.write_text(str(step + 1))
+    partial = checkpoint.with_suffix(".partial")  # as stages do, so that a kill leaves the old or the new one
+    partial.write_text(str(step + 1))
+    partial.replace(checkpoint)
 pathlib.Path("reports/rl").mkdir(parents=True)
 pathlib.Path("reports/rl/search.json").write_text(json.dumps({{"environment_steps": 12}}))
 """,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stages.environments.registry import load_domain
-from stages.environments.search import SearchDomain
+from stages.environments.search import SearchDomain, SearchSettings
 from stages.environments.search.judged import (
     GO_ON,
     JUDGE_FIRST,
@@ -127,6 +127,13 @@ def test_instructions_explain_judgments(tasks: list[Task], folder: Path) -> None
     prompts = [one.build([record], folder, 1)[0].prompt for one in (plain, judged)]
     assert "judge yes" not in prompts[0]
     assert "judge yes" in prompts[1]
+
+
+def test_panels_without_judgments_do_not_depend_on_the_setting() -> None:
+    assert "judge" not in SearchSettings().model_dump(mode="json")
+    judged = SearchSettings(judge=JudgeSettings())
+    assert judged.model_dump(mode="json")["judge"] == {"threshold": 0.7}
+    assert SearchSettings.model_validate(judged.model_dump()) == judged
 
 
 @pytest.mark.parametrize("threshold", [1.0, -0.1])

@@ -49,7 +49,8 @@ class SearchSettings(DomainSettings):
     """Repeat the query after the results, so that a small model need not look back for it."""
     instructions: bool = False
     """Begin the prompt with the available actions; for models that were not trained on this domain."""
-    judge: JudgeSettings | None = None
+    # Excluded where absent: the hash of a panel without judgments must not depend on it.
+    judge: Annotated[JudgeSettings | None, Field(exclude_if=lambda judge: judge is None)] = None
     """The agent judges each result, `judge yes` or `judge no`, before it goes on: for `rl.algorithm: reseek`."""
 
     _some_weight = field_validator("hops")(some_weight("hops", "{1: 1, 2: 2, 3: 1}"))

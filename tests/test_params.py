@@ -289,11 +289,11 @@ def test_missing_model_folder_is_reported_by_the_check(tmp_path: Path) -> None:
 
 
 def test_unsupported_model_is_reported_by_the_check(tmp_path: Path) -> None:
-    """Contract: `python -m stages.params` rejects models that the torch engine does not support, without reading the weights."""
-    params = parse_params({"domains": ["search"], "per_domain": {"search": {}}, "model": {"path": "bloom"}})
-    (tmp_path / "bloom").mkdir()
-    (tmp_path / "bloom/config.json").write_text('{"model_type": "bloom"}')
-    with pytest.raises(ParamsError, match=r"params.yaml: model.path: .*bloom.*does not support .*: its attention does not use"):
+    """Contract: `python -m stages.params` rejects models that no engine here supports, without reading the weights."""
+    params = parse_params({"domains": ["search"], "per_domain": {"search": {}}, "model": {"path": "t5"}})
+    (tmp_path / "t5").mkdir()
+    (tmp_path / "t5/config.json").write_text('{"model_type": "t5"}')
+    with pytest.raises(ParamsError, match=r"params.yaml: model.path: .*t5.*is not supported: it has an encoder"):
         check_architecture(params, tmp_path)
     longer = parse_params({"domains": ["search"], "per_domain": {"search": {}}, "model": {"max_length": 2048}})
     with pytest.raises(ParamsError, match="max_length is 2048, but the model's max_position_embeddings is 1024"):

@@ -11,8 +11,10 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
-CHUNK = 8192
-"""Positions whose logits over the vocabulary are held at once."""
+from stages.engine.head import finished_logits
+
+CHUNK, CHUNK_LOGITS = 8192, 1 << 26
+"""Positions whose logits over the vocabulary are held at once: at most so many, with at most so many logits (256 MB)."""
 ReadLogits = Callable[..., tuple[Tensor, ...]]
 """(logits / temperature [c, V] float32, slices [c] of the extra tensors) -> values [c] each."""
 
@@ -56,19 +58,22 @@ class TokenScores:
 
 
 def through_head(
-    model: Any, hidden: Tensor, read: ReadLogits, *along: Tensor, temperature: float = 1.0, chunk: int = CHUNK
+    model: Any, hidden: Tensor, read: ReadLogits, *along: Tensor, temperature: float = 1.0, chunk: int | None = None
 ) -> list[Tensor]:
     """Apply `read` to the logits of hidden states [N, D]: [N] float32 each. `along`: [N] tensors that `read` gets slices of.
 
     The output layer computes in float32 even under autocast or with weights of lower precision: bfloat16 logits are off by up to
-    1/256 of their value, and so are probability ratios. `chunk` rows are processed at a time; with gradients on, the chunks'
-    logits are recomputed in the backward pass, so that memory is chunk x vocabulary whatever N is.
+    1/256 of their value, and so are probability ratios. `chunk` rows are processed at a time (default: by the vocabulary's size,
+    see CHUNK_LOGITS); with gradients on, the chunks' logits are recomputed in the backward pass, so that memory is chunk x
+    vocabulary whatever N is.
     """
-    head = model.get_output_embeddings()
+    layer = model.get_output_embeddings()
+    head = _at_least_float32(layer, hidden.dtype)
+    chunk = chunk or max(1, min(CHUNK, CHUNK_LOGITS // getattr(layer, "out_features", 1)))
 
     def part(hidden: Tensor, *along: Tensor) -> tuple[Tensor, ...]:
         with torch.autocast(hidden.device.type, enabled=False):
-            logits = _at_least_float32(head, hidden).float()
+            logits = finished_logits(model, head(hidden).float())
             return read(logits / temperature if temperature != 1.0 else logits, *along)
 
     parts = []
@@ -79,13 +84,13 @@ def through_head(
     return [torch.cat(column) for column in zip(*parts, strict=True)]
 
 
-def _at_least_float32(layer: Any, inputs: Tensor) -> Tensor:
-    """Apply `layer` with inputs and weights of lower precision converted to float32."""
-    wanted = torch.promote_types(inputs.dtype, torch.float32)
-    inputs = inputs.to(wanted)
+def _at_least_float32(layer: Any, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    """`layer` with inputs of `dtype` and weights of lower precision converted to float32; the weights once."""
+    wanted = torch.promote_types(dtype, torch.float32)
     if all(parameter.dtype == wanted for parameter in layer.parameters()):
-        return layer(inputs)
-    return functional_call(layer, {name: parameter.to(wanted) for name, parameter in layer.named_parameters()}, (inputs,))
+        return lambda inputs: layer(inputs.to(wanted))
+    weights = {name: parameter.to(wanted) for name, parameter in layer.named_parameters()}
+    return lambda inputs: functional_call(layer, weights, (inputs.to(wanted),))
 
 
 def only_kept(logits: Tensor, kept: Tensor) -> Tensor:
@@ -130,7 +135,7 @@ def token_scores(
     *along: Tensor,
     temperature: float = 1.0,
     states: States = predicting_states,
-    chunk: int = CHUNK,
+    chunk: int | None = None,
 ) -> list[Tensor]:
     """Apply `read` to the logits before each masked token: [B, T] float32 each, 0 elsewhere (see `through_head`).
 
@@ -155,7 +160,7 @@ def score_tokens(
     temperature: float = 1.0,
     *,
     states: States = predicting_states,
-    chunk: int = CHUNK,
+    chunk: int | None = None,
     entropy: bool = False,
     entropy_gradient: bool = True,
     vocabulary: bool = False,

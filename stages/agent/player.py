@@ -45,11 +45,11 @@ def open_player(folder: Path, settings: EngineSettings, *, text: bool = False) -
     from stages.agent.policy import check_folder, load_policy, load_tokenizer, policy_hash
 
     if settings.kind == "torch":
-        from stages.engine.torch_engine import TorchEngine
+        from stages.engine.local_engine import make_engine
 
         policy = load_policy(folder, device=settings.device, precision=settings.precision)
         chat = Chat(policy.tokenizer, settings.thinking)
-        engine = TorchEngine(policy.model, [chat.end_of_turn], settings.slots, settings.max_length)
+        engine = make_engine(policy.model, [chat.end_of_turn], settings.slots, settings.max_length)
         return Player(engine, chat, policy.hash, policy)
     from stages.engine.checked_backend import CheckedBackend
     from stages.engine.completion_engine import Backend, CompletionEngine

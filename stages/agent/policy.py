@@ -15,6 +15,7 @@ from stages.agent.chat_template import DATE_KEY, prompt_date
 from stages.agent.logprobs import hidden_states
 from stages.engine.adapters import CONFIG, WEIGHTS, Adapter, fold, is_adapter
 from stages.engine.attention import use_attention
+from stages.engine.head import logits_of
 from stages.runtime.files import atomic_folder
 
 HUB = "hub:"
@@ -189,19 +190,19 @@ def load_policy(
     model.to(usable_device(device)).eval()
     if adapter:
         fold(model, adapter.deltas())
-    _check_head(model, folder)
+    check_head(model, folder)
     return Policy(model, load_tokenizer(folder), folder, policy_hash(folder))
 
 
 @torch.no_grad()
-def _check_head(model: Any, folder: Path) -> None:
-    """Raise PolicyError if the model's logits are not those of its output layer (scaling, soft caps)."""
+def check_head(model: Any, folder: Path) -> None:
+    """Raise PolicyError if the model changes its output layer's logits in a way that `stages.engine.head` does not know."""
     ids = torch.arange(4, device=model.device)[None] % model.config.vocab_size
     logits = model(input_ids=ids, use_cache=False).logits
-    head_logits = model.get_output_embeddings()(hidden_states(model, ids))
+    head_logits = logits_of(model, hidden_states(model, ids))
     if not torch.allclose(logits.float(), head_logits.float(), atol=1e-3, rtol=1e-3):
         raise PolicyError(
-            f"{folder}: {type(model).__name__} transforms its logits after the output layer, which is not supported"
+            f"{folder}: {type(model).__name__} transforms its logits after the output layer in a way that is not supported"
         )
 
 

@@ -96,13 +96,13 @@ def leaf_evaluator(context: StageContext, player: Player, params: Annotate, chec
         return None
     from stages.agent.policy import load_policy
     from stages.annotation.leaf_values import HeadEvaluator, episode_paths, fit_leaf_model, fitted_weights, leaf_model
-    from stages.engine.torch_engine import TorchEngine
+    from stages.engine.local_engine import LocalEngine, make_engine
 
     resources = context.params.resources
     own = params.evaluation.backbone == "own"
-    if not own and not isinstance(player.engine, TorchEngine):
+    if not own and not isinstance(player.engine, LocalEngine):
         raise ValueError(
-            f"annotate.evaluation.backbone: policy needs the hidden states of the torch engine, which resources.engine.kind: "
+            f"annotate.evaluation.backbone: policy needs hidden states, which resources.engine.kind: "
             f"{resources.engine.kind} does not return; set backbone to own"
         )
     policy = player.policy or load_policy(context.data / "models" / "sft", device=resources.device, precision=resources.precision)
@@ -114,7 +114,7 @@ def leaf_evaluator(context: StageContext, player: Player, params: Annotate, chec
             fit_leaf_model(model, paths, params, context.params.seed, resources.tokens_per_batch)
         checkpoints.save("leaf-values", fitted_weights(model, params))
     model.eval()
-    engine = TorchEngine(model.backbone, [], resources.slots, context.params.model.max_length) if own else player.engine
+    engine = make_engine(model.backbone, [], resources.slots, context.params.model.max_length) if own else player.engine
     return HeadEvaluator(engine, model)
 
 

@@ -24,7 +24,7 @@ from stages.values.step_value import FitReport, StepValueModel, ValuePath, fit
 
 if TYPE_CHECKING:
     from stages.annotation.settings import Annotate
-    from stages.engine.torch_engine import TorchEngine
+    from stages.engine.local_engine import LocalEngine
 
 BLOCK = 4
 """Batch size of the head; matrix products of other sizes may sum in a different order."""
@@ -51,7 +51,7 @@ def episode_paths(episodes: Sequence[Mapping[str, Any]], params: Annotate) -> li
 class HeadEvaluator:
     """A `stages.annotation.search.Reader`: a step-value model's head on the hidden states of `engine`."""
 
-    def __init__(self, engine: TorchEngine, model: StepValueModel) -> None:
+    def __init__(self, engine: LocalEngine, model: StepValueModel) -> None:
         self.engine, self.model = engine, model
 
     def values(self, sessions: Sequence[int]) -> list[float]:

@@ -133,11 +133,11 @@ class Benchmark:
         from stages.agent.rollout import Labels, collect
         from stages.algorithms.algorithm import resolve
         from stages.engine.engine import Sampling
-        from stages.engine.torch_engine import TorchEngine
+        from stages.engine.local_engine import make_engine
 
         rl, length = params.section("rl", self.name), params.model.max_length
         chat = Chat(self.policy.tokenizer, params.model.thinking)
-        engine = TorchEngine(self.policy.model, [chat.end_of_turn], params.resources.slots, length)
+        engine = make_engine(self.policy.model, [chat.end_of_turn], params.resources.slots, length)
         plan = resolve(rl, length).plan(self.policy.model.config.vocab_size)
         requests = [
             EpisodeRequest(task, group * rl.group_size + place, f"{task.task_id}/{group}")

@@ -1,8 +1,9 @@
-"""Which models the torch engine supports, and their layers' sliding windows, judging by the configuration.
+"""Which models run here, and in which engine, judging by the configuration.
 
-Models that use transformers' attention interface are supported, since their layers call an attention function that the engine
-provides. The engine also compares itself with the model's own forward pass when it is created (see self_check); the checks here
-fail earlier, before anything is trained.
+The torch engine's slot cache fits models that use transformers' attention interface, since their layers call an attention
+function that the engine provides. Other causal language models run in the model engine, by their own forward pass with their own
+cache. Both engines also compare themselves with the model's own forward pass when they are created (see self_check); the checks
+here fail earlier, before anything is trained.
 """
 
 from __future__ import annotations
@@ -18,9 +19,6 @@ PLAIN = ("llama",)
 """Model types whose config.json suffices here, which avoids importing transformers' configurations (seconds)."""
 SERVED = "Llama, Mistral, Mixtral, Qwen 2 and 3, SmolLM3, Gemma 3 (text), Phi-3, Starcoder2, GPT-2 and GPT-Neo"
 LAYER_TYPES = {"full_attention", "sliding_attention"}
-SCALED = {"logits_scaling": 1.0, "logit_scale": 1.0, "final_logit_softcapping": None}
-"""Keys of transformations after the output layer, with the value that has no effect. Training and the engine compute
-log-probabilities directly from the output layer."""
 
 
 def windows(config: Any) -> list[int | None]:
@@ -53,42 +51,43 @@ def _too_long(config: Any, max_length: int) -> str | None:
     return None
 
 
-def _unsupported_feature(config: Any) -> str | None:
-    """Why the engine can't run the model's layers, or None."""
-    kinds = sorted(set(getattr(config, "layer_types", None) or ()) - LAYER_TYPES)
+def _no_causal_model(config: Any) -> str | None:
+    """Why no engine here can run the model, or None."""
     if any(getattr(config, name, None) is not None for name in ("text_config", "vision_config", "audio_config")):
         return "it is multimodal"
     if getattr(config, "is_encoder_decoder", False):
         return "it has an encoder"
-    if kinds:
-        return f"it has layers of type {', '.join(kinds)}"
-    if getattr(config, "kv_lora_rank", None):
-        return "its key/value cache is compressed (latent attention)"
     if getattr(config, "use_bidirectional_attention", None):
         return "its attention is bidirectional"
-    for name, idle in SCALED.items():
-        if (value := getattr(config, name, None)) is not None and value != idle:
-            return f"it transforms its logits after the output layer ({name} {value})"
     if config.model_type in (*PLAIN, *OWN_ATTENTION):
         return None
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        return "transformers has no causal language model of that type"
+    return None if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else "transformers has no causal language model of that type"
+
+
+def unslotted(config: Any) -> str | None:
+    """Why the torch engine's slot cache does not fit a model that `unserved` accepts, or None."""
+    kinds = sorted(set(getattr(config, "layer_types", None) or ()) - LAYER_TYPES)
+    if kinds:
+        return f"it has layers of type {', '.join(kinds)}"
+    if getattr(config, "kv_lora_rank", None):
+        return "its key/value cache is compressed (latent attention)"
+    if config.model_type in (*PLAIN, *OWN_ATTENTION):
+        return None
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
     model: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    if not model._supports_attention_backend:
-        return "its attention does not use transformers' attention interface"
-    return None
+    return None if model._supports_attention_backend else "its attention does not use transformers' attention interface"
 
 
 def unserved(config: Any, max_length: int) -> str | None:
-    """Why the torch engine does not support sessions of `max_length` tokens with this configuration, and what to do; None if it
-    does."""
-    if reason := _unsupported_feature(config):
+    """Why no engine here supports sessions of `max_length` tokens with this configuration, and what to do; None if one does."""
+    if reason := _no_causal_model(config):
         name = (getattr(config, "architectures", None) or ["a model"])[0]
         return (
-            f"the torch engine, which rl requires, does not support {name} (model_type {config.model_type}): {reason}. Set "
-            f"model.path to a causal language model such as {SERVED}"
+            f"{name} (model_type {config.model_type}) is not supported: {reason}. Set model.path to a causal language model such "
+            f"as {SERVED}"
         )
     return _too_long(config, max_length)
 
@@ -104,7 +103,7 @@ def read_config(path: Path) -> Any:
 
 
 def check_served(folder: Path, max_length: int) -> None:
-    """Raise ValueError if the torch engine does not support the model in `folder` (for an adapter, its base), without reading
+    """Raise ValueError if no engine here supports the model in `folder` (for an adapter, its base), without reading
     weights. A folder without a configuration passes; loading it reports what is missing."""
     from stages.engine.adapters import Adapter, is_adapter
 

@@ -1,4 +1,5 @@
-"""Compares the torch engine with the model's own forward pass once, when the engine is created.
+"""Compares an engine with the model's own forward pass once, when the engine is created: the torch engine here, the model engine
+in its module, by the same rows and tolerance.
 
 An unsupported attention variant would silently change every log-probability. So a few rows of arbitrary tokens, of unequal
 length and up to max_length, are fed and decoded as in a rollout, and their hidden states compared with those that training
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 DECODED = 3
 """Tokens of each row that are decoded one by one; those before are fed."""
+FAILURES = (RuntimeError, TypeError, AttributeError, IndexError, KeyError, ValueError)
+"""What a model raises that can't be run."""
 BOUND = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 0.15}
 """Largest difference between hidden states relative to their norm, by precision: well above rounding errors, and below the effect
 of attending to other positions. Our choice."""
@@ -29,47 +32,52 @@ of attending to other positions. Our choice."""
 
 def check_against_model(engine: TorchEngine) -> None:
     """Raise ValueError if the engine does not reproduce the model's hidden states."""
-    rows = _rows(engine)
-    with torch.inference_mode(), _evaluating(engine.model):
-        with _named(engine.model, "does not run by its own forward pass"):
-            expected = _expected_states(engine.model, rows)
-        with _named(engine.model, "does not run in the torch engine"):
+    rows = arbitrary_rows(engine.model, engine.max_length, engine.slots)
+    with torch.inference_mode(), evaluating(engine.model):
+        with naming(engine.model, "does not run by its own forward pass"):
+            expected = model_states(engine.model, rows)
+        with naming(engine.model, "does not run in the torch engine"):
             difference = _difference(engine, rows, expected)
-    bound = BOUND.get(engine.model.dtype, BOUND[torch.float32])
+    bound = tolerance(engine.model)
     if not difference <= bound:  # true for NaN
         raise ValueError(
-            f"{_name(engine.model)}: the torch engine's hidden states differ from those of the model's own forward pass by "
+            f"{model_name(engine.model)}: the torch engine's hidden states differ from those of the model's own forward pass by "
             f"{difference:.2g} of their norm (tolerance {bound:g} in {str(engine.model.dtype).removeprefix('torch.')}, "
             f"rows of up to model.max_length {engine.max_length} tokens), so sampling and training probabilities would differ; "
-            f"{_ADVICE}"
+            f"{ADVICE}"
         )
 
 
 @contextmanager
-def _named(model: Any, what: str) -> Iterator[None]:
+def naming(model: Any, what: str) -> Iterator[None]:
     """Turn the errors of a model that can't be run into ValueErrors that name it."""
     try:
         yield
-    except (RuntimeError, TypeError, AttributeError, IndexError, KeyError, ValueError) as error:
+    except FAILURES as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
-        raise ValueError(f"{_name(model)} {what} ({error}); {_ADVICE}") from error
+        raise ValueError(f"{model_name(model)} {what} ({error}); {ADVICE}") from error
 
 
-_ADVICE = (
+ADVICE = (
     "set model.path to a causal language model of another architecture, or lower model.max_length if the model's attention span "
     "is shorter"
 )
 
 
-def _name(model: Any) -> str:
+def model_name(model: Any) -> str:
     return f"{type(model).__name__} (model_type {model.config.model_type})"
 
 
-def _rows(engine: TorchEngine) -> list[list[int]]:
-    """Different rows of tokens of unequal length, the first of max_length."""
-    longest, vocabulary = engine.max_length, engine.model.get_input_embeddings().weight.shape[0]
-    lengths = [longest, longest - longest // 3, longest // 2, 8][: engine.slots]
+def tolerance(model: Any) -> float:
+    """The largest relative difference between hidden states that counts as rounding."""
+    return BOUND.get(model.dtype, BOUND[torch.float32])
+
+
+def arbitrary_rows(model: Any, longest: int, count: int = 4) -> list[list[int]]:
+    """At most `count` different rows of tokens of unequal length, the first of `longest`."""
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    lengths = [longest, longest - longest // 3, longest // 2, 8][:count]
     return [
         [(7919 * place + 104_729 * row + place * place) % vocabulary for place in range(max(min(length, longest), 1))]
         for row, length in enumerate(lengths)
@@ -77,7 +85,7 @@ def _rows(engine: TorchEngine) -> list[list[int]]:
 
 
 @contextmanager
-def _evaluating(model: Any) -> Iterator[None]:
+def evaluating(model: Any) -> Iterator[None]:
     """Put the model in evaluation mode, with sdpa attention where available, as in training: its memory is not quadratic."""
     training, attention = model.training, model.config._attn_implementation
     if training:
@@ -92,7 +100,7 @@ def _evaluating(model: Any) -> Iterator[None]:
             model.train()
 
 
-def _expected_states(model: Any, rows: list[list[int]]) -> list[Tensor]:
+def model_states(model: Any, rows: list[list[int]]) -> list[Tensor]:
     """The model's hidden states [length, D] of each row, computed one row at a time without padding."""
     ids = (torch.tensor([row], device=model.device) for row in rows)
     return [model.base_model(input_ids=one, use_cache=False).last_hidden_state[0] for one in ids]
@@ -127,10 +135,10 @@ def _difference(engine: TorchEngine, rows: list[list[int]], expected: list[Tenso
             if session.slot >= 0:
                 table.last[session.slot] = 0
                 table.vacate(session)
-    return max(_relative_error(torch.stack(states), expected[row][fed[row] - 1 :]) for row, states in found.items())
+    return max(relative_error(torch.stack(states), expected[row][fed[row] - 1 :]) for row, states in found.items())
 
 
-def _relative_error(states: Tensor, expected: Tensor) -> float:
+def relative_error(states: Tensor, expected: Tensor) -> float:
     """Median over positions of |states - expected| / |expected|, both [n, D]. The median tolerates single tokens that rounding
     routes to another expert."""
     expected = expected.float()

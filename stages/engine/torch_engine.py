@@ -22,14 +22,15 @@ import torch
 from torch import Tensor
 
 from stages import seeding
-from stages.engine.architectures import unserved, windows
+from stages.engine.architectures import unserved, unslotted, windows
 from stages.engine.cache import SlotCache
 from stages.engine.cuda_graphs import make_forward
 from stages.engine.decoder import Pass
 from stages.engine.engine import Pause, Sampling, Turn, check_growth, check_length, check_prefix, idle
+from stages.engine.head import logits_of
 from stages.engine.passes import LENGTH_STEP, QUERY_STEP, PassBuilder
 from stages.engine.sampling import candidate_entropy, distribution, draw_from, kept_tokens
-from stages.engine.self_check import check_against_model
+from stages.engine.self_check import check_against_model, model_name
 from stages.engine.slots import ROWS, Prefix, Session, SlotTable, pending, round_up
 from stages.runtime import spans
 
@@ -37,6 +38,8 @@ CHUNK = 256
 """Maximum tokens fed per row in one pass."""
 PASS_TOKENS = 4096
 """Maximum tokens fed in one pass, each row's rounded up."""
+DRAWN_LOGITS = 1 << 24
+"""Maximum logits in float64 that one draw works on, in several copies of 128 MB."""
 COUNTERS = ("sampled_tokens", "fed_tokens", "forward_passes", "forked_tokens")
 READING = Sampling()
 """Placeholder that marks sessions as busy while `read` runs."""
@@ -52,6 +55,16 @@ class Drawn:
     """None if no row requests them."""
     kept: list[np.ndarray] | None
     """The tokens that each was drawn from; None if no row requests them."""
+
+
+def joined(parts: Sequence[Drawn]) -> Drawn:
+    """One `Drawn` of all rows. Rows for which nothing was requested have entropy 0 and no kept tokens."""
+    entropies, kept = None, None
+    if any(part.entropies is not None for part in parts):
+        entropies = np.concatenate([np.zeros(len(part.ids)) if part.entropies is None else part.entropies for part in parts])
+    if any(part.kept is not None for part in parts):
+        kept = [tokens for part in parts for tokens in (part.kept or [np.zeros(0, np.int32)] * len(part.ids))]
+    return Drawn(np.concatenate([part.ids for part in parts]), np.concatenate([part.logprobs for part in parts]), entropies, kept)
 
 
 class TorchEngine:
@@ -72,10 +85,11 @@ class TorchEngine:
         config = model.config
         if reason := unserved(config, max_length):
             raise ValueError(reason)
+        if reason := unslotted(config):
+            raise ValueError(f"{model_name(model)} does not run in the torch engine: {reason}")
         self.model, self.slots, self.max_length = model, slots, max_length
         self.batch_share = batch_share
         self.device = model.device
-        self._head = model.get_output_embeddings()
         self._stop = np.array(sorted(set(end_of_turn)), dtype=np.int64)
         rows = round_up(slots, ROWS)
         heads = config.num_attention_heads
@@ -315,9 +329,16 @@ class TorchEngine:
         return entering
 
     def _draw(self, hidden: Tensor, rows: np.ndarray | slice) -> Drawn:
-        """Draw the next tokens of cache rows `rows` from hidden states [N, D]."""
+        """Draw the next tokens of cache rows `rows` from hidden states [N, D]; of a large vocabulary, of some rows at a time."""
+        logits = logits_of(self.model, hidden)
+        every = np.arange(self.cache.slots + 1)[rows]
+        step = max(1, DRAWN_LOGITS // logits.shape[-1])
+        parts = [self._draw_rows(logits[at : at + step], every[at : at + step]) for at in range(0, len(every), step)]
+        return parts[0] if len(parts) == 1 else joined(parts)
+
+    def _draw_rows(self, logits: Tensor, rows: np.ndarray) -> Drawn:
+        """Draw the next tokens of cache rows `rows` from their logits [n, V]."""
         table, to_device = self.table, self._passes.to_device
-        logits = self._head(hidden)
         temperature = to_device(table.temperature[rows])
         scaled = distribution(logits, temperature, to_device(table.top_p[rows]), to_device(table.top_k[rows]))
         ids, logprobs = draw_from(scaled, temperature == 0, to_device(seeding.uniform(table.key[rows], table.count[rows])))

@@ -91,6 +91,8 @@ class LocalJudge:
         """l(first option) - l(second option) after each prompt; in blocks of equal order, padded on the right."""
         import torch
 
+        from stages.engine.head import logits_of
+
         encoded = [self.chat.prompt_tokens(text)[-self.max_length :] for text in prompts]
         found: list[float] = []
         device = next(self.model.parameters()).device
@@ -101,7 +103,7 @@ class LocalJudge:
             last = torch.tensor([len(row) - 1 for row in rows], device=device)
             with torch.no_grad():
                 hidden: Any = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-                logits = self.model.get_output_embeddings()(hidden[torch.arange(len(rows), device=device), last]).float()
+                logits = logits_of(self.model, hidden[torch.arange(len(rows), device=device), last]).float()
             found += (logits[:, self._options[0]] - logits[:, self._options[1]]).tolist()
         return found
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from tiny import make_tiny_policy
 
+from stages.agent import logprobs as logprobs_module
 from stages.agent.logprobs import hidden_states, score_tokens, token_logprobs
 from stages.agent.policy import PolicyError, load_policy, policy_hash, save_policy, usable_device
 
@@ -140,3 +141,25 @@ def test_unavailable_device_error_names_key_and_device_count(monkeypatch, tiny_p
     with pytest.raises(PolicyError, match=r"resources\.device is cuda:1, and torch .* sees 0 CUDA devices"):
         load_policy(tiny_policy, device="cuda:1")
     assert usable_device("cpu") == torch.device("cpu")
+
+
+def test_logits_of_a_large_vocabulary_are_computed_in_parts(tiny_policy, monkeypatch):
+    """Contract: no more than CHUNK_LOGITS logits exist at once, and scores and gradients do not change."""
+    model = load_policy(tiny_policy).model
+    vocabulary = model.config.vocab_size
+    ids = torch.randint(0, vocabulary, (3, 12), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones(3, 12, dtype=torch.bool)
+    mask[:, 0] = False
+    found, seen = [], []
+    model.get_output_embeddings().register_forward_hook(lambda layer, inputs, output: seen.append(output.numel()))
+    for most in (1 << 26, 5 * vocabulary):
+        monkeypatch.setattr(logprobs_module, "CHUNK_LOGITS", most)
+        model.zero_grad()
+        seen.clear()
+        scores = token_logprobs(model, ids, mask)
+        scores.sum().backward()
+        found.append((scores.detach(), model.model.layers[0].mlp.up_proj.weight.grad.clone()))
+        assert max(seen) <= most
+    assert max(seen) == 5 * vocabulary
+    for first, second in zip(*found, strict=True):
+        torch.testing.assert_close(first, second, atol=1e-5, rtol=1e-4)

@@ -11,6 +11,7 @@ from tiny import make_tiny_model
 
 from stages.agent.logprobs import token_logprobs
 from stages.agent.policy import load_policy
+from stages.engine import torch_engine
 from stages.engine.engine import Engine, Sampling
 from stages.engine.torch_engine import TorchEngine
 from stages.seeding import key64, stream
@@ -276,7 +277,7 @@ def test_misuse_is_rejected_with_the_reason(model):
         engine_of(model, max_length=2048)
     changed = copy.deepcopy(model)
     changed.config.layer_types = ["full_attention", "linear_attention"]
-    with pytest.raises(ValueError, match=r"does not support LlamaForCausalLM .* layers of type linear_attention"):
+    with pytest.raises(ValueError, match=r"LlamaForCausalLM .* torch engine: it has layers of type linear_attention"):
         engine_of(changed)
 
 
@@ -378,3 +379,21 @@ def test_read_does_not_change_running_turns(model):
         return {turn.session: turn.token_ids for turn in finished}
 
     assert turns(reading=True) == turns(reading=False)
+
+
+def test_drawing_a_large_vocabulary_in_parts_changes_no_bit(model, monkeypatch):
+    """Contract: turns, entropies and kept tokens are the same whatever number of rows is drawn at once."""
+    found = []
+    for most in (1 << 24, 3 * model.config.vocab_size, 1):
+        monkeypatch.setattr(torch_engine, "DRAWN_LOGITS", most)
+        engine = engine_of(model, slots=8)
+        for name in range(7):
+            settings = {"candidates": 5} if name % 3 == 0 else {"top_k": 4, "kept": True} if name % 3 == 1 else {}
+            engine.request(engine.open(prompt(name)), name, Sampling(max_tokens=6, **settings))
+        turns = []
+        while len(turns) < 7:
+            turns += engine.advance()
+        found.append(sorted(turns, key=lambda turn: turn.session))
+    assert found[0] == found[1] == found[2]
+    assert found[0][0].entropies
+    assert found[0][1].kept

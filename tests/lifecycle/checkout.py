@@ -94,6 +94,13 @@ class Checkout:
                 restored.append(match[2])
         return ran, restored
 
+    def side_by_side(self) -> None:
+        """Run all stages of a clean checkout, two at a time."""
+        command = [sys.executable, "-m", "flows.pipeline", "--jobs", "2"]
+        done = subprocess.run(command, cwd=self.root, env=self.env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+        assert "lifecycle: 12 stages to run, 2 at a time" in done.stdout
+
     @property
     def changed(self) -> list[str]:
         """Stages of the lifecycle whose parameters or inputs differ from dvc.lock, without those that only depend on them;

@@ -132,13 +132,13 @@ def test_bad_params_file_gives_its_own_exit_code(project: Path, capsys: pytest.C
 @pytest.mark.parametrize("name", ["curate", "sft", "report"])
 def test_unsupported_model_stops_every_stage(project: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     """Contract: no stage runs with a model that rl could not use."""
-    (project / "params.yaml").write_text("domains: [search]\nper_domain: {search: {}}\nmodel: {path: bloom}\n")
-    (project / "bloom").mkdir()
-    (project / "bloom/config.json").write_text('{"model_type": "bloom", "architectures": ["BloomForCausalLM"]}')
+    (project / "params.yaml").write_text("domains: [search]\nper_domain: {search: {}}\nmodel: {path: t5}\n")
+    (project / "t5").mkdir()
+    (project / "t5/config.json").write_text('{"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}')
     assert stage_run(name, raising(AssertionError("must not run")), params, open_tracker) == BAD_PARAMETERS
     message = capsys.readouterr().err
     assert "params.yaml: model.path:" in message
-    assert "does not support BloomForCausalLM" in message
+    assert "T5ForConditionalGeneration (model_type t5) is not supported: it has an encoder" in message
 
 
 COMMANDS = [

@@ -27,7 +27,7 @@ CHAPTERS: Mapping[str, Sequence[str]] = {
         "docs/thinking",
         "docs/judges",
     ),
-    "Environments and models": ("docs/environments", "docs/base-model", "docs/sandbox", "docs/exchange"),
+    "Environments and models": ("docs/environments", "docs/base-model", "docs/families", "docs/sandbox", "docs/exchange"),
     "Tools": ("docs/dvc", "docs/mlflow", "docs/prefect", "docs/serving", "docs/cluster"),
     "Extend": ("docs/extending", "CONTRIBUTING"),
     "Reference": ("docs/params", "docs/guarantees", "docs/benchmarks"),

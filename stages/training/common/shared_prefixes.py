@@ -27,6 +27,7 @@ from torch.nn import functional
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
+from stages.engine.architectures import unslotted
 from stages.engine.decoder import FAMILIES, hooked, rms_norm
 from stages.training.common.recompute import recomputes
 
@@ -233,7 +234,7 @@ def can_share(model: Any) -> bool:
     """Whether the model has full attention in every layer, through transformers' attention interface, and no gradient
     checkpointing."""
     config = model.config
-    if not getattr(model, "_supports_attention_backend", True):
+    if not getattr(model, "_supports_attention_backend", True) or unslotted(config):
         return False
     full = set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
     return full and not getattr(config, "sliding_window", None) and not recomputes(model)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from stages.agent.policy import Policy
 from stages.algorithms.algorithm import Algorithm
 from stages.algorithms.parts.critic import check_returns
-from stages.engine.torch_engine import TorchEngine
+from stages.engine.local_engine import make_engine
 from stages.environments.protocol import Domain
 from stages.environments.registry import returns_of
 from stages.records.episode import read_tasks
@@ -42,7 +42,7 @@ class OfflineActorCriticJob(RlJob):
         policy_updates = PolicyUpdates(self.models, algorithm, self.ledger)
         engine = None
         if rl.replay.value_target == "policy" or rl.replay.actions == "fresh":
-            engine = TorchEngine(self.models.player, [self.chat.end_of_turn], width, self.max_length)
+            engine = make_engine(self.models.player, [self.chat.end_of_turn], width, self.max_length)
         parts = (self.models, algorithm, policy_updates, buffer, engine, self.chat, width, self.max_length)
         self.off_policy = OffPolicy(*parts, self.seed, f"rl@{context.domain}")
 

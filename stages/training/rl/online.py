@@ -20,7 +20,7 @@ from stages.algorithms.parts.critic import check_returns
 from stages.algorithms.parts.group_resampling import dead_groups, dead_rows
 from stages.annotation.correct_paths import correct_episodes
 from stages.engine.engine import Sampling
-from stages.engine.torch_engine import TorchEngine
+from stages.engine.local_engine import make_engine
 from stages.environments.protocol import Domain
 from stages.environments.registry import returns_of
 from stages.records.episode import Episode, episode_row, read_episodes, read_json, read_tasks
@@ -76,7 +76,7 @@ class OnlineJob(RlJob):
         self.models = Models.make(algorithm, policy.model, self.annotated, processes, self.tokens_per_batch, self.seed)
         self.learners = make_learners(self.models, self.rl)
         self.policy_updates = PolicyUpdates(self.models, algorithm, self.ledger)
-        self.engine = TorchEngine(self.models.player, [self.chat.end_of_turn], self.width, self.max_length)
+        self.engine = make_engine(self.models.player, [self.chat.end_of_turn], self.width, self.max_length)
         self.labels = Labels(self.seed, policy.hash, params_hash(self.rl), stream=f"rl@{context.domain}")
         self.plan = algorithm.plan(policy.model.config.vocab_size)
         self.off_policy = self._make_off_policy() if algorithm.needs_turn_critic else None

@@ -1,0 +1,209 @@
+"""Tiny random models of every causal family of transformers, and the engine that runs each: `python tests/engine/families.py`
+prints the table in docs/families.md, `--write` writes it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from architectures import randomised
+from playing import play
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from stages.agent.logprobs import token_logprobs
+from stages.agent.policy import check_head
+from stages.engine.architectures import unserved
+from stages.engine.decoder import LEAN
+from stages.engine.local_engine import LocalEngine, make_engine
+from stages.engine.model_engine import ModelEngine
+
+MAX_LENGTH = 96
+LENGTHS = {0: 3, 1: 60, 2: 31}
+TINY: dict[str, Any] = {
+    "vocab_size": 61,
+    "hidden_size": 64,
+    "intermediate_size": 80,
+    "moe_intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+    "sliding_window": 24,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "rotary_dim": 8,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+CONFIGS = {config.model_type: config for config in MODEL_FOR_CAUSAL_LM_MAPPING}
+LATENT = {
+    "head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 24,
+    "num_key_value_heads": 4,
+}
+"""Of families whose cache is compressed."""
+TINY_FOR: dict[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": [1]},
+    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},
+    "qwen4_exp_text": {"layer_types": ["linear_attention"] * 2},
+    "dots1": {"n_shared_experts": 1},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
+    "roc_bert": {"pronunciation_vocab_size": 61, "shape_vocab_size": 61},
+    "xmod": {"default_language": "en_XX"},
+    "zaya": {"num_experts_per_tok": 1},
+}
+"""Further values that some families need."""
+NOT_TINY = {
+    "blt": "its parts have configurations of their own",
+    "cohere_compass_text": "its default configuration has no rotary parameters for its layers' types",
+    "dbrx": "its layers read a rotary base that its default configuration lacks",
+    "gemma3n_text": "its default configuration shares caches between more layers",
+    "gemma4_assistant": "it requires embeddings per layer of size 0",
+    "gemma4_text": "its embeddings per layer have their own vocabulary",
+    "gpt_neo": "it requires attention types for its number of layers; test_architectures makes one",
+    "lfm2_moe": "its default configuration has no types of layers",
+    "dots3_note_text": "its types of layers have experts of their own widths",
+    "longcat_flash": "its experts have a width of their own",
+    "mamba2": "its number of heads must match its width",
+    "reformer": "it requires is_decoder, and lengths that fit its axes",
+    "xlnet": "its head size must match its width",
+    "zamba": "its default types of layers are for more layers",
+    "zamba2": "its default types of layers are for more layers",
+}
+"""Families that the values of TINY do not fit, with the reason."""
+MOST = 5_000_000
+"""Parameters of a model that counts as tiny."""
+
+
+def tiny_config(name: str) -> Any:
+    """The configuration of `name` with the values of TINY that it knows."""
+    config = CONFIGS[name]
+    known = vars(config())
+    attributes = getattr(config, "attribute_map", {})
+    values = {key: value for key, value in TINY.items() if attributes.get(key, key) in known}
+    kinds = list(dict.fromkeys(known.get("layer_types") or ()))
+    if len(kinds) > 1:
+        values["layer_types"] = [kinds[0], kinds[-1]]
+    if "qk_rope_head_dim" in known:
+        values |= {key: value for key, value in LATENT.items() if key in known}
+    return config(**values | TINY_FOR.get(name, {}))
+
+
+def check_size(config: Any) -> None:
+    """Raise ValueError for a configuration of a large model, or what transformers raises for one that makes no model."""
+    with torch.device("meta"):
+        size = sum(parameter.numel() for parameter in AutoModelForCausalLM.from_config(config).parameters())
+    if size > MOST:
+        raise ValueError(f"{size:,} parameters")
+
+
+LEAN_PASS = "specialised forward pass"
+SLOTS = "own layers over the shared cache"
+OWN = {
+    256: "own forward pass and cache",
+    1: "own forward pass and cache, observations token by token",
+    0: "own forward pass, without a cache",
+}
+"""By `Way.chunk`."""
+RUNS = (LEAN_PASS, SLOTS, *OWN.values())
+"""How the engines run a model, the fastest first."""
+
+
+def outcome(name: str) -> str:
+    """One of `RUNS`, after a comparison of log-probabilities, or why no engine runs the model."""
+    config = tiny_config(name)
+    if reason := unserved(config, MAX_LENGTH):
+        assert name in reason
+        return reason
+    check_size(config)
+    torch.manual_seed(0)
+    model = randomised(AutoModelForCausalLM.from_config(config, dtype=torch.float32))
+    try:
+        engine = make_engine(model, [], slots=4, max_length=MAX_LENGTH)
+        check_head(model, Path(name))
+    except ValueError as error:
+        if type(model).__name__ not in str(error):
+            raise
+        return str(error)
+    check_logprobs(engine, model)
+    if isinstance(engine, ModelEngine):
+        return OWN[engine.way.chunk]
+    return LEAN_PASS if name in LEAN else SLOTS
+
+
+def check_logprobs(engine: LocalEngine, model: Any) -> None:
+    """Assert that the log-probabilities of a ragged rollout of several turns, with forks of a shared prompt, are those of
+    training and of the model's own logits."""
+    for tokens, drawn, logprobs in play(engine, LENGTHS, forked=40).values():
+        mask, ids = torch.tensor([drawn]), torch.tensor([tokens])
+        with torch.no_grad():
+            trained = token_logprobs(model, ids, mask)[mask]
+            logs = model(input_ids=ids, use_cache=False).logits.float().log_softmax(-1)
+        own = logs[0, :-1].gather(-1, ids[0, 1:, None])[:, 0][mask[0, 1:]]
+        torch.testing.assert_close(torch.tensor(logprobs), trained, atol=3e-5, rtol=0)
+        torch.testing.assert_close(trained, own, atol=3e-5, rtol=0)
+
+
+REASONS = {
+    "has an encoder": "an encoder",
+    "is multimodal": "multimodal",
+    "token by token": "not causal: its states change with later tokens",
+    "bidirectional": "not causal: its states change with later tokens",
+    "transforms its logits": "it transforms its logits in a way that stages/engine/head.py does not know",
+    "does not run by its own forward pass": "transformers' own forward pass fails on the tiny model",
+}
+"""Parts of refusals, with what the table says."""
+
+
+def table() -> Iterator[str]:
+    """The lines of docs/families.md."""
+    found: dict[str, list[str]] = {}
+    for name in sorted(CONFIGS):
+        if name in NOT_TINY:
+            result = f"not tried: {NOT_TINY[name]}"
+        else:
+            result = outcome(name)
+            if result not in RUNS:
+                result = next(f"refused: {said}" for part, said in REASONS.items() if part in result)
+        found.setdefault(result, []).append(name)
+        print(f"{name}: {result}", file=sys.stderr, flush=True)
+    yield "| how | families | `model_type` |"
+    yield "|---|---:|---|"
+    for result in (*RUNS, *sorted(found.keys() - set(RUNS))):
+        names = found.get(result, [])
+        yield f"| {result} | {len(names)} | {', '.join(names)} |"
+
+
+BEGIN, END = "<!-- families:begin -->", "<!-- families:end -->"
+PAGE = Path(__file__).parents[2] / "docs" / "families.md"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="write the table to docs/families.md")
+    write = parser.parse_args().write
+    torch.set_num_threads(1)
+    lines = "\n".join(table())
+    if not write:
+        print(lines)
+        return
+    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}\n{lines}\n{END}{rest.split(END)[1]}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

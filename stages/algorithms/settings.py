@@ -27,6 +27,7 @@ from stages.algorithms.parts.references import References
 from stages.algorithms.parts.replay import Replay
 from stages.algorithms.parts.reward import Reward
 from stages.algorithms.parts.selection import Selection
+from stages.algorithms.parts.verifier import Verifier
 from stages.engine.settings import SamplingParams
 from stages.runtime.validation import Count, NonNegative, Positive, Section, Share
 
@@ -83,6 +84,7 @@ class Rl(Layered):
     reward: Reward = Reward()
     judge: Judge = Judge()
     references: References = References()
+    verifier: Verifier = Verifier()
     branching: Branching = Branching()
     group_resampling: GroupResampling = GroupResampling()
     external: External = External()

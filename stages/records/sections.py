@@ -59,7 +59,7 @@ ADDED: Mapping[str, Any] = {
 """Keys that are left out of hashes while they have this value, their default: adding them changed no hash."""
 
 
-REWARDED_BY = {"judge": "judge", "references": "references"}
+REWARDED_BY = {"judge": "judge", "references": "references", "verifier": "verifier"}
 """Keys of section `rl` -> the reward.kind with which they have an effect; without it they are left out of hashes."""
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from stages.algorithms.settings import Rl
 
 
-SCORED = ("judge", "references")
+SCORED = ("judge", "references", "verifier")
 """Kinds whose rewards depend on the episodes' text: stages/training/rl/scoring.py."""
 PRS_STAGES = [
     PrsStage(name="parse", weight=0.1),
@@ -37,10 +37,11 @@ PRS_STAGES = [
 class Reward(Part):
     """Reward shaping. Success, in reports and the curriculum, is always determined by the environment's own return."""
 
-    kind: Literal["environment", "prs", "hierarchical", "judge", "references", "own"] = "environment"
+    kind: Literal["environment", "prs", "hierarchical", "judge", "references", "verifier", "own"] = "environment"
     """`hierarchical`: format_penalty for an episode with a rejected action or one that ran out of tokens; else the return, plus
     multi_tool_bonus if it is above 0 and two tools were used. `judge`: what the judge of section `judge` makes of the episode;
-    `references`: how well its answer agrees with references, by section `references`."""
+    `references`: how well its answer agrees with references, by section `references`; `verifier`: whether a verifier says that it
+    does, by section `verifier`."""
     prs: Annotated[list[PrsStage], Field(min_length=1), AppliesTo("kind", "prs")] = PRS_STAGES
     """prs: the stages in order; their weights sum to the largest reward."""
     density: Literal["environment", "single", "dense"] = "environment"
@@ -153,7 +154,7 @@ def largest_reward(reward: Reward) -> float | None:
 
 @dataclass(frozen=True)
 class EpisodeRewards(Extra):
-    """Returns that depend on an episode's text: a judge's, or those from references."""
+    """Returns that depend on an episode's text: a judge's, a verifier's, or those from references."""
 
     rewards: Tensor
     """[B] float32."""
@@ -164,7 +165,7 @@ def given_rewards(batch: TrajectoryBatch) -> Tensor:
     found = batch.get(EpisodeRewards)
     if found is None:
         raise ValueError(
-            "rl.reward.kind is judge or references, and nobody has scored this batch; only rl's own episodes are scored"
+            "rl.reward.kind is judge, references or verifier, and nobody has scored this batch; only rl's own episodes are scored"
         )
     return found.rewards
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,12 +23,12 @@ from stages.judging.references import (
     length_ratio,
     style_reward,
 )
-from stages.records.episode import Episode, read_episodes
+from stages.records.episode import Episode
 from stages.records.reward_chain import RewardChain
 from stages.records.task import Task
 from stages.seeding import stream
 from stages.training.rl.judging import candidate
-from stages.training.rl.scoring import gold_quality
+from stages.training.rl.scoring import ReferenceTexts, gold_quality
 
 if TYPE_CHECKING:
     from stages.runtime.stage import StageContext
@@ -52,19 +51,10 @@ class ReferenceRewards:
 
     def __init__(self, context: StageContext, algorithm: Algorithm, domain: Domain, tasks: Mapping[str, Task], seed: int) -> None:
         self.context, self.params, self.domain, self.tasks, self.seed = context, algorithm.rl.references, domain, tasks, seed
-        self.checks = StyleChecks()
+        self.checks, self.texts = StyleChecks(), ReferenceTexts(context, domain)
         self._chains: dict[str, RewardChain] = {}
         self._step, self._parts = -1, dict[str, dict[str, float]]()
         """Of the step's episodes: content, style, reward and what is reported."""
-
-    @cached_property
-    def _demonstrated(self) -> dict[str, list[str]]:
-        """Answers of the training demonstrations, by task."""
-        found: dict[str, list[str]] = {}
-        for episode in read_episodes(self.context.data / "curated" / str(self.context.domain) / "demonstrations.parquet"):
-            if episode.turns:
-                found.setdefault(episode.task_id, []).append(episode.turns[-1].action)
-        return found
 
     def chain(self, task: Task) -> RewardChain:
         """The task's chain. Raises ValueError for a task without references."""
@@ -72,16 +62,7 @@ class ReferenceRewards:
             if hasattr(self.domain, "reward_chain"):
                 chain = self.domain.reward_chain(task)
             else:
-                texts = (
-                    list(self.domain.references(task))
-                    if hasattr(self.domain, "references")
-                    else self._demonstrated.get(task.task_id)
-                )
-                if not texts:
-                    raise ValueError(
-                        f"rl.reward.kind: references: task {task.task_id} has none: domain {self.context.domain} defines neither "
-                        f"reward_chain nor references, and curate wrote no demonstration of it; set curate.expert_demonstrations"
-                    )
+                texts = self.texts.of(task, "references")
                 chain = extracted(texts)
             share = self.params.corrupted
             self._chains[task.task_id] = corrupted(chain, share, self.seed, task.task_id) if share else chain

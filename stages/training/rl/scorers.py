@@ -1,4 +1,4 @@
-"""What scores episodes by their text while rl trains: a judge, or references (`rl.reward.kind`)."""
+"""What scores episodes by their text while rl trains: a judge, a verifier, or references (`rl.reward.kind`)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from stages.training.common.processes import Processes
 from stages.training.rl.judging import EpisodeJudge
 from stages.training.rl.reference_rewards import ReferenceRewards
 from stages.training.rl.scoring import EpisodeScorer
+from stages.training.rl.verified_rewards import VerifiedRewards
 
 if TYPE_CHECKING:
     from stages.runtime.stage import StageContext
@@ -25,4 +26,6 @@ def make_scorer(
         return EpisodeJudge(context, algorithm, domain, tasks, processes, seed)
     if algorithm.rl.reward.kind == "references":
         return ReferenceRewards(context, algorithm, domain, tasks, seed)
+    if algorithm.rl.reward.kind == "verifier":
+        return VerifiedRewards(context, algorithm, domain, tasks, str(processes.device), seed)
     return None

@@ -1,0 +1,64 @@
+"""Rewards by a verifier that compares answers with references (`rl.reward.kind: verifier`). stages/judging/verification.py has
+the formulas. Light to import."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from stages.algorithms.parts.part import AppliesIf, AppliesTo, Part
+from stages.runtime.validation import Count, ParamsError, Positive, Share
+
+if TYPE_CHECKING:
+    from stages.algorithms.card import Composition
+    from stages.algorithms.settings import Rl
+
+GENERATIVE = AppliesTo("kind", "generative")
+FITTED = AppliesIf(lambda rl: rl.verifier.kind == "generative" and not rl.verifier.path, "an empty verifier.path")
+
+
+class Verifier(Part):
+    """Who compares an answer with its task's references, and how that becomes a reward. References are the domain's, or else the
+    answers of the training demonstrations."""
+
+    data = ("episodes",)
+    applies = AppliesTo("reward.kind", "verifier")
+
+    kind: Literal["generative", "contains", "jaccard"] = "generative"
+    """generative: a model that says right or wrong; contains: 1 if the reference's words occur in the answer; jaccard: the
+    overlap of their words."""
+    path: Annotated[str, GENERATIVE] = ""
+    """Folder of the verifier's model, relative to the repository. "": a copy of the SFT policy, fitted when rl starts."""
+    fit_steps: Annotated[Count, FITTED] = 150
+    """Steps of this fit."""
+    fit_rate: Annotated[Positive, FITTED] = 1e-3
+    """AdamW's learning rate in it."""
+    score: Annotated[Literal["soft", "binary"], GENERATIVE] = "soft"
+    """soft: the probability of right, or 1 less that of wrong; binary: the label that is drawn."""
+    labels: Annotated[Annotated[list[str], Field(min_length=2, max_length=2)], GENERATIVE] = ["A", "B"]
+    """What the model answers for right and for wrong; each one token after the prompt."""
+    renormalise: Annotated[bool, GENERATIVE] = False
+    """Divide both labels' probabilities by their sum."""
+    other: Annotated[Share, GENERATIVE] = 0.0
+    """Score where the verifier draws neither label."""
+    read: Literal["last_line", "answer"] = "last_line"
+    """What of the final action is compared: its last line that is not blank, or all of it."""
+    most_words: Annotated[Count | None, AppliesTo("kind", "contains")] = None
+    """contains: longer answers are wrong, which bounds lists of candidates. null: no bound."""
+    normalise: Literal["batch", "none"] = "batch"
+    """batch: rewards of a step are (r - mean) / standard deviation (divisor n) over all its episodes, 0 where all are equal."""
+
+    def check(self, rl: Rl, method: Composition) -> None:
+        if rl.reward.kind != "verifier":
+            return
+        if self.normalise == "batch" and (rl.advantage.mean == "batch" or rl.advantage.std == "batch"):
+            raise ParamsError(
+                f"rl.verifier.normalise: batch has already centred and scaled what rl.advantage (mean {rl.advantage.mean}, std "
+                f"{rl.advantage.std}) would normalise over the batch again; set normalise to none, or mean and std to none"
+            )
+        if rl.advantage.mean == "greedy":
+            raise ParamsError(
+                "rl.advantage.mean: greedy is the return of an episode that is not verified; set it to another baseline, or "
+                "rl.reward.kind to environment"
+            )

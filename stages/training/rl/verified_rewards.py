@@ -1,0 +1,134 @@
+"""Rewards by a verifier while rl trains: verdicts on answers, normalised over the batch, and how often it is fooled."""
+
+from __future__ import annotations
+
+import copy
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from stages.algorithms.algorithm import Algorithm
+from stages.algorithms.parts.reward import EpisodeRewards
+from stages.environments.protocol import Domain
+from stages.judging.fit_verifier import divided, fit, labelled_pairs, measured
+from stages.judging.generative import GenerativeVerifier
+from stages.judging.verification import Verdict, contains, jaccard, last_line, verdict, zscores
+from stages.records.episode import Episode
+from stages.records.task import Task, opening
+from stages.seeding import stream
+from stages.training.rl.judging import candidate
+from stages.training.rl.scoring import ReferenceTexts
+
+if TYPE_CHECKING:
+    from stages.runtime.stage import StageContext
+
+
+class VerifiedRewards:
+    """See stages.training.rl.scoring.EpisodeScorer. An episode's score depends on its task, its answer and its id alone."""
+
+    stops = False
+
+    def __init__(
+        self, context: StageContext, algorithm: Algorithm, domain: Domain, tasks: Mapping[str, Task], device: str, seed: int
+    ) -> None:
+        self.context, self.params, self.tasks, self.seed = context, algorithm.rl.verifier, tasks, seed
+        self.texts, self.held_out = ReferenceTexts(context, domain), dict[str, float]()
+        """held_out: what the fitted verifier does on tasks that it was not fitted on."""
+        self.verifier = self._make(device) if self.params.kind == "generative" else None
+        self._step, self._scores = -1, dict[str, float]()
+        """Of the step's episodes, by id, before they are normalised."""
+
+    def _make(self, device: str) -> GenerativeVerifier:
+        """The verifier in `verifier.path`, or one fitted on the tasks' references."""
+        from stages.agent.policy import load_policy
+
+        params, longest = self.params, self.context.params.model.max_length
+        policy = load_policy(self.context.root / (params.path or "data/models/sft"), device=device)
+        if params.path:
+            return GenerativeVerifier(policy, params.labels, longest)
+        verifier = GenerativeVerifier(replace(policy, model=copy.deepcopy(policy.model)), params.labels, longest)
+        questions = {name: self._question(task) for name, task in self.tasks.items()}
+        references = {name: self.texts.find(task) for name, task in self.tasks.items()}
+        known, held = divided(labelled_pairs(questions, references, self.seed), self.seed)
+        with self.context.progress("fitting the verifier", 1, "model"):
+            fit(verifier, known, params.fit_steps, params.fit_rate, self.seed)
+        verifier.model.eval()
+        self.held_out = measured(verifier, held)
+        return verifier
+
+    @staticmethod
+    def _question(task: Task) -> str:
+        return opening(task.prompt, "")
+
+    def _read(self, episode: Episode) -> str:
+        answer = candidate(episode).answer
+        return last_line(answer) if self.params.read == "last_line" else answer
+
+    def _score(self, episode: Episode) -> float:
+        """The best score over the task's references; a generative verifier compares with one of them, fixed by the task."""
+        task, answer, params = self.tasks[episode.task_id], self._read(episode), self.params
+        texts = self.texts.of(task, "verifier")
+        if not answer:
+            return 0.0
+        if params.kind == "contains":
+            return float(any(contains(text, answer, params.most_words) for text in texts))
+        if params.kind == "jaccard":
+            return max(jaccard(text, answer) for text in texts)
+        return self._verdict(task, texts, answer, episode.episode_id).score(params.score, params.other)
+
+    def _verdict(self, task: Task, texts: Sequence[str], answer: str, name: str) -> Verdict:
+        assert self.verifier is not None
+        reference = stream("verifier.reference", self.seed, task.task_id).choice(texts)
+        ((right, wrong),) = self.verifier.probabilities([self.verifier.prompt_tokens(self._question(task), reference, answer)])
+        drawn = stream("verifier.drawn", self.seed, self._step, name).random()
+        return verdict(right, wrong, float(drawn), self.params.renormalise)
+
+    def score(self, episodes: Sequence[Episode], greedy: Sequence[Episode], step: int) -> EpisodeRewards:
+        """Normalised over `episodes`, so that groups that join the step change the rewards of all."""
+        if step != self._step:
+            self._step, self._scores = step, {}
+        for episode in episodes:
+            if episode.episode_id not in self._scores:
+                self._scores[episode.episode_id] = self._score(episode)
+        scores = [self._scores[episode.episode_id] for episode in episodes]
+        if self.params.normalise == "batch":
+            scores = zscores(scores)
+        return EpisodeRewards(torch.tensor(scores, dtype=torch.float32))
+
+    def observe(self, episodes: Sequence[Episode]) -> dict[str, float]:
+        """The mean score, and how the verifier does against the environment's own outcome: false positives over failures, false
+        negatives over successes."""
+        scores = [self._scores[episode.episode_id] for episode in episodes]
+        accepted = {True: list[bool](), False: list[bool]()}
+        for episode, score in zip(episodes, scores, strict=True):
+            accepted[bool(episode.success)].append(score >= 0.5)
+        answers = [len(self._read(episode).split()) for episode in episodes]
+        return {
+            "verifier_score": statistics.fmean(scores),
+            "verifier_score_std": statistics.pstdev(scores),
+            "verifier_false_positive_rate": sum(accepted[False]) / max(len(accepted[False]), 1),
+            "verifier_false_negative_rate": accepted[True].count(False) / max(len(accepted[True]), 1),
+            "verifier_answer_words": statistics.fmean(answers),
+        }
+
+    def report(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"kind": self.params.kind}
+        if self.verifier is not None:
+            found |= {"version": self.verifier.version, "fitted": not self.params.path, "held_out": self.held_out}
+        return {"verifier": found}
+
+    def save(self, folder: Path) -> None:
+        """Writes no table."""
+
+    def close(self) -> None:
+        """Holds nothing open."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing to restore: the fit is repeated, with the same result."""

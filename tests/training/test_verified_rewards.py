@@ -1,0 +1,103 @@
+"""`rl.reward.kind: verifier`: answers are compared with references while rl trains; the run resumes to the same bytes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from stages import rl
+from stages.algorithms.algorithm import resolve
+from stages.algorithms.batch import TrajectoryBatch
+from stages.algorithms.parts.reward import EpisodeRewards
+from stages.algorithms.settings import Rl
+from stages.runtime.validation import ParamsError
+from stages.training.common.batches import trajectory_batch
+from training.toys import KilledError, kill_at_step, make_episode, outputs, read_history
+
+RL: dict[str, Any] = {
+    "algorithm": "rlvr_cross_domain",
+    "steps": 3,
+    "tasks_per_step": 3,
+    "group_size": 4,
+    "learning_rate": 0.01,
+    "warmup_steps": 0,
+    "checkpoint_every": 1,
+    "sampling": {"max_tokens": 3},
+    "verifier": {"fit_steps": 20},
+}
+
+
+def test_by_its_name_it_fits_a_verifier_and_resumes_to_the_same_bytes(make_context) -> None:
+    whole = make_context("rl", "whole", rl=RL)
+    rl.run(whole)
+    found = json.loads((whole.root / "reports/rl/toy.json").read_text())["verifier"]
+    assert (found["kind"], found["fitted"]) == ("generative", True)
+    assert found["held_out"]["pairs"] > 0
+    for row in read_history(whole.root):
+        assert 0 <= row["verifier_score"] <= 1
+        assert row["shaped_reward"] == pytest.approx(0.0, abs=1e-5), "standardised over the step"
+        assert 0 <= row["verifier_false_positive_rate"] <= 1
+    cut = make_context("rl", "cut", rl=RL)
+    kill_at_step(cut, 2)
+    with pytest.raises(KilledError):
+        rl.run(cut)
+    cut = make_context("rl", "cut", rl=RL)
+    rl.run(cut)
+    assert outputs(cut.root) == outputs(whole.root)
+
+
+def test_a_verifier_of_ones_own_is_not_fitted(make_context, tiny_policy) -> None:
+    section = {**RL, "steps": 1, "verifier": {"path": str(tiny_policy), "score": "binary", "read": "answer"}}
+    context = make_context("rl", rl=section)
+    rl.run(context)
+    found = json.loads((context.root / "reports/rl/toy.json").read_text())["verifier"]
+    assert (found["fitted"], found["held_out"]) == (False, {})
+
+
+@pytest.mark.parametrize("kind", ["contains", "jaccard"])
+def test_rules_train(make_context, kind: str) -> None:
+    context = make_context("rl", rl={**RL, "steps": 1, "verifier": {"kind": kind}})
+    rl.run(context)
+    assert json.loads((context.root / "reports/rl/toy.json").read_text())["verifier"] == {"kind": kind}
+
+
+def scored(rewards: list[float], log_ratio: float = 0.0, **section: Any) -> TrajectoryBatch:
+    """A batch with its advantages, for episodes of one group of four with these rewards from the verifier."""
+    method = resolve(Rl(**{"algorithm": "rlvr_cross_domain", "verifier": {"kind": "contains"}, **section}), 64)
+    episodes = [make_episode(f"e{place}", "g", [1], 0.0) for place in range(len(rewards))]
+    batch = trajectory_batch(episodes).with_extra(EpisodeRewards(torch.tensor(rewards)))
+    reference = batch.logprobs_old - log_ratio * batch.mask
+    return method.prepare(method.shape(batch).with_(logprobs_ref=reference))
+
+
+def test_kl_is_subtracted_after_standardising() -> None:
+    """The paper's worked example: z = 1, log-ratio 5, beta 0.01 -> 0.95."""
+    batch = scored([1.0, 1.0, 0.0, 0.0], log_ratio=5.0)
+    assert batch.advantages is not None
+    assert batch.advantages[batch.mask].tolist() == pytest.approx([0.95, 0.95, -0.05, -0.05])
+
+
+def test_rloo_on_verified_rewards() -> None:
+    batch = scored([1.0, 0.0, 0.0, 1.0], advantage={"mean": "leave_one_out"}, reward={"kl_coef": 0.0})
+    assert batch.advantages is not None
+    assert batch.advantages[batch.mask].tolist() == pytest.approx([2 / 3, -2 / 3, -2 / 3, 2 / 3])
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"verifier": {"kind": "jaccard"}}, "needs reward.kind: verifier"),
+        ({"algorithm": "rlvr_cross_domain", "advantage": {"std": "batch"}}, "already centred and scaled"),
+        ({"algorithm": "rlvr_cross_domain", "verifier": {"kind": "jaccard", "score": "binary"}}, "verifier.kind: generative"),
+        ({"algorithm": "rlvr_cross_domain", "verifier": {"path": "x", "fit_steps": 3}}, "fit_steps"),
+        ({"algorithm": "rlvr_cross_domain", "verifier": {"most_words": 3}}, "verifier.kind: contains"),
+        ({"algorithm": "remax", "reward": {"kind": "verifier"}}, "greedy"),
+        ({"algorithm": "archer_offline", "reward": {"kind": "verifier"}}, "plays none"),
+    ],
+)
+def test_impossible_settings_are_refused(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ParamsError, match=says):
+        resolve(Rl.model_validate(settings))

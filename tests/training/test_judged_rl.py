@@ -16,16 +16,10 @@ from stages.algorithms.settings import Rl
 from stages.judging.contract import NO_REPLY
 from stages.judging.table import read_judgments
 from stages.runtime.validation import ParamsError
-from training.toys import KilledError, kill_at_step, outputs, read_history
+from training.toys import SHORT_RUN, KilledError, kill_at_step, outputs, read_history
 
 RL: dict[str, Any] = {
-    "steps": 3,
-    "tasks_per_step": 3,
-    "group_size": 4,
-    "learning_rate": 0.01,
-    "warmup_steps": 0,
-    "checkpoint_every": 1,
-    "sampling": {"max_tokens": 3},
+    **SHORT_RUN,
 }
 ARENA = {**RL, "algorithm": "arena_rl"}
 

@@ -16,17 +16,11 @@ from stages.judging.references import StyleChecks, content_reward, style_reward
 from stages.records.episode import Episode, read_rows
 from stages.runtime.validation import ParamsError
 from stages.training.rl.reference_rewards import corrupted
-from training.toys import KilledError, kill_at_step, outputs, read_history
+from training.toys import SHORT_RUN, KilledError, kill_at_step, outputs, read_history
 
 RL: dict[str, Any] = {
     "algorithm": "rlvrr",
-    "steps": 3,
-    "tasks_per_step": 3,
-    "group_size": 4,
-    "learning_rate": 0.01,
-    "warmup_steps": 0,
-    "checkpoint_every": 1,
-    "sampling": {"max_tokens": 3},
+    **SHORT_RUN,
 }
 
 

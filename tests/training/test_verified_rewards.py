@@ -15,17 +15,11 @@ from stages.algorithms.parts.reward import EpisodeRewards
 from stages.algorithms.settings import Rl
 from stages.runtime.validation import ParamsError
 from stages.training.common.batches import trajectory_batch
-from training.toys import KilledError, kill_at_step, make_episode, outputs, read_history
+from training.toys import SHORT_RUN, KilledError, kill_at_step, make_episode, outputs, read_history
 
 RL: dict[str, Any] = {
     "algorithm": "rlvr_cross_domain",
-    "steps": 3,
-    "tasks_per_step": 3,
-    "group_size": 4,
-    "learning_rate": 0.01,
-    "warmup_steps": 0,
-    "checkpoint_every": 1,
-    "sampling": {"max_tokens": 3},
+    **SHORT_RUN,
     "verifier": {"fit_steps": 20},
 }
 

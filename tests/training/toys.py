@@ -52,6 +52,18 @@ def read_history(root: Path) -> list[dict[str, float]]:
         return [{name: float(cell or "nan") for name, cell in row.items()} for row in csv.DictReader(handle)]
 
 
+SHORT_RUN: dict[str, Any] = {
+    "steps": 3,
+    "tasks_per_step": 3,
+    "group_size": 4,
+    "learning_rate": 0.01,
+    "warmup_steps": 0,
+    "checkpoint_every": 1,
+    "sampling": {"max_tokens": 3},
+}
+"""Section `rl` of a run of a second."""
+
+
 def run(context: Any) -> list[dict[str, float]]:
     """Run rl; returns its history."""
     rl.run(context)

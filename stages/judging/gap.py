@@ -43,6 +43,15 @@ class GapMonitor:
         """The mean gap of the last steps; 0 before there are RECENT of them."""
         return statistics.fmean(self.gaps[-RECENT:]) if len(self.gaps) >= RECENT else 0.0
 
+    def warning(self, section: str) -> str | None:
+        """What to tell the user after `observe` if this step was the first to exceed `warn`; `section`: of the setting."""
+        if self.warned_at != len(self.gaps) or self.warn is None:
+            return None
+        return (
+            f"at step {self.warned_at} the scores of {section} and the gold quality have moved apart by {self.recent():.2f} "
+            f"standard deviations ({section}.warn_gap {self.warn}): the policy may be learning its errors"
+        )
+
     @property
     def stops(self) -> bool:
         return self.stop is not None and self.recent() > self.stop

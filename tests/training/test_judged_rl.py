@@ -151,7 +151,7 @@ def test_gap_warns_and_ends_the_run(make_context, capsys, monkeypatch) -> None:
     rl.run(context)
     assert len(read_history(context.root)) == 1
     assert report(context)["judge"]["warned_at"] == 1
-    assert "learning the judge's errors" in capsys.readouterr().err
+    assert "the scores of rl.judge and the gold quality have moved apart" in capsys.readouterr().err
 
 
 def test_unfinished_episode_has_no_answer(make_context) -> None:

@@ -180,6 +180,7 @@ def test_prefixes_are_shared_only_with_full_attention():
     assert not can_share(fake(layer_types=["full_attention", "linear_attention"]))
     assert not can_share(fake(sliding_window=128))
     assert not can_share(fake(recomputed=True))
+    assert not can_share(fake(kv_lora_rank=16))
     own_attention = fake()
     own_attention._supports_attention_backend = False
     assert not can_share(own_attention), "like GPT-Neo, whose configuration has its windows under another name"

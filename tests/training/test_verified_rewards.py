@@ -13,8 +13,10 @@ from stages.algorithms.algorithm import resolve
 from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.parts.reward import EpisodeRewards
 from stages.algorithms.settings import Rl
+from stages.records.episode import Episode
 from stages.runtime.validation import ParamsError
 from stages.training.common.batches import trajectory_batch
+from stages.training.rl.verified_rewards import VerifiedRewards
 from training.toys import SHORT_RUN, KilledError, kill_at_step, make_episode, outputs, read_history
 
 RL: dict[str, Any] = {
@@ -55,7 +57,23 @@ def test_a_verifier_of_ones_own_is_not_fitted(make_context, tiny_policy) -> None
 def test_rules_train(make_context, kind: str) -> None:
     context = make_context("rl", rl={**RL, "steps": 1, "verifier": {"kind": kind}})
     rl.run(context)
-    assert json.loads((context.root / "reports/rl/toy.json").read_text())["verifier"] == {"kind": kind}
+    assert json.loads((context.root / "reports/rl/toy.json").read_text())["verifier"] == {"kind": kind, "warned_at": None}
+
+
+def test_a_widening_gap_warns_and_ends_the_training(make_context, capsys) -> None:
+    """A verifier that accepts whatever the environment does not: the policy learns its errors."""
+
+    def accepts_failures(self: VerifiedRewards, episode: Episode) -> float:
+        return 1.0 - float(episode.success) if self._step else float(episode.success)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(VerifiedRewards, "_score", accepts_failures)
+        gaps = {"warn_gap": 0.1, "stop_gap": 0.1}
+        context = make_context("rl", rl={**RL, "steps": 12, "verifier": {"kind": "contains", **gaps}})
+        rl.run(context)
+    assert "rl.verifier and the gold quality have moved apart" in capsys.readouterr().err
+    assert json.loads((context.root / "reports/rl/toy.json").read_text())["verifier"]["warned_at"] == 5
+    assert len(read_history(context.root)) == 5
 
 
 def scored(rewards: list[float], log_ratio: float = 0.0, **section: Any) -> TrajectoryBatch:

@@ -46,6 +46,10 @@ class Verifier(Part):
     """What of the final action is compared: its last line that is not blank, or all of it."""
     most_words: Annotated[Count | None, AppliesTo("kind", "contains")] = None
     """contains: longer answers are wrong, which bounds lists of candidates. null: no bound."""
+    warn_gap: Positive | None = 1.0
+    """Warn when scores and gold quality have moved apart by this much; as judge.warn_gap. null: never."""
+    stop_gap: Positive | None = None
+    """End the training at this gap. null: never."""
     normalise: Literal["batch", "none"] = "batch"
     """batch: rewards of a step are (r - mean) / standard deviation (divisor n) over all its episodes, 0 where all are equal."""
 

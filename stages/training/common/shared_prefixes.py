@@ -27,7 +27,6 @@ from torch.nn import functional
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
-from stages.engine.architectures import unslotted
 from stages.engine.decoder import FAMILIES, hooked, rms_norm
 from stages.training.common.recompute import recomputes
 
@@ -231,10 +230,10 @@ AttentionMaskInterface.register(ATTENTION, _no_mask)
 
 
 def can_share(model: Any) -> bool:
-    """Whether the model has full attention in every layer, through transformers' attention interface, and no gradient
-    checkpointing."""
+    """Whether the model has full attention in every layer, through transformers' attention interface, not compressed (latent),
+    and no gradient checkpointing."""
     config = model.config
-    if not getattr(model, "_supports_attention_backend", True) or unslotted(config):
+    if not getattr(model, "_supports_attention_backend", True) or getattr(config, "kv_lora_rank", None):
         return False
     full = set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
     return full and not getattr(config, "sliding_window", None) and not recomputes(model)

@@ -132,15 +132,9 @@ class EpisodeJudge:
             gold += truth
             rewards.append(scored.rewards[-len(found) :])
             truths.append(truth)
-        warned = self.monitor.warned_at
         metrics = self.monitor.observe(scores, gold)
-        if warned is None and self.monitor.warned_at is not None and self.context.main:
-            print(
-                f"{self.context.title}: at step {self._step + 1} the judge's scores and the gold quality have moved apart by "
-                f"{self.monitor.recent():.2f} standard deviations (rl.judge.warn_gap {self.params.warn_gap}): the policy may be "
-                f"learning the judge's errors",
-                file=sys.stderr,
-            )
+        if (warning := self.monitor.warning("rl.judge")) and self.context.main:
+            print(f"{self.context.title}: {warning}", file=sys.stderr)
         measured = order_measures(step_rows)
         metrics |= {f"judge_{name}": measured[name] for name in ("failures", "flip_rate", "tie_rate", "position_bias")}
         metrics["judge_calls"] = float(sum(row["calls"] for row in step_rows))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +16,14 @@ from stages.algorithms.algorithm import Algorithm
 from stages.algorithms.parts.reward import EpisodeRewards
 from stages.environments.protocol import Domain
 from stages.judging.fit_verifier import divided, fit, labelled_pairs, measured
+from stages.judging.gap import GapMonitor
 from stages.judging.generative import GenerativeVerifier
 from stages.judging.verification import Verdict, contains, jaccard, last_line, verdict, zscores
 from stages.records.episode import Episode
 from stages.records.task import Task, opening
 from stages.seeding import stream
 from stages.training.rl.judging import candidate
-from stages.training.rl.scoring import ReferenceTexts
+from stages.training.rl.scoring import ReferenceTexts, gold_quality
 
 if TYPE_CHECKING:
     from stages.runtime.stage import StageContext
@@ -30,8 +32,6 @@ if TYPE_CHECKING:
 class VerifiedRewards:
     """See stages.training.rl.scoring.EpisodeScorer. An episode's score depends on its task, its answer and its id alone."""
 
-    stops = False
-
     def __init__(
         self, context: StageContext, algorithm: Algorithm, domain: Domain, tasks: Mapping[str, Task], device: str, seed: int
     ) -> None:
@@ -39,6 +39,7 @@ class VerifiedRewards:
         self.texts, self.held_out = ReferenceTexts(context, domain), dict[str, float]()
         """held_out: what the fitted verifier does on tasks that it was not fitted on."""
         self.verifier = self._make(device) if self.params.kind == "generative" else None
+        self.domain, self.monitor = domain, GapMonitor(self.params.warn_gap, self.params.stop_gap)
         self._step, self._scores = -1, dict[str, float]()
         """Of the step's episodes, by id, before they are normalised."""
 
@@ -107,7 +108,12 @@ class VerifiedRewards:
         for episode, score in zip(episodes, scores, strict=True):
             accepted[bool(episode.success)].append(score >= 0.5)
         answers = [len(self._read(episode).split()) for episode in episodes]
+        gold = [gold_quality(self.domain, self.tasks[episode.task_id], episode) for episode in episodes]
+        gap = self.monitor.observe(scores, gold)["judge_gap"]
+        if (warning := self.monitor.warning("rl.verifier")) and self.context.main:
+            print(f"{self.context.title}: {warning}", file=sys.stderr)
         return {
+            "verifier_gap": gap,
             "verifier_score": statistics.fmean(scores),
             "verifier_score_std": statistics.pstdev(scores),
             "verifier_false_positive_rate": sum(accepted[False]) / max(len(accepted[False]), 1),
@@ -115,8 +121,12 @@ class VerifiedRewards:
             "verifier_answer_words": statistics.fmean(answers),
         }
 
+    @property
+    def stops(self) -> bool:
+        return self.monitor.stops
+
     def report(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"kind": self.params.kind}
+        found: dict[str, Any] = {"kind": self.params.kind, "warned_at": self.monitor.warned_at}
         if self.verifier is not None:
             found |= {"version": self.verifier.version, "fitted": not self.params.path, "held_out": self.held_out}
         return {"verifier": found}
@@ -128,7 +138,8 @@ class VerifiedRewards:
         """Holds nothing open."""
 
     def state_dict(self) -> dict[str, Any]:
-        return {}
+        return {"monitor": self.monitor.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing to restore: the fit is repeated, with the same result."""
+        """The fit is repeated, with the same result."""
+        self.monitor.load_state_dict(state["monitor"])

@@ -290,7 +290,14 @@ def check_domains(params: Params) -> None:
     for name in params.domains:
         domain = load_domain(name, params.per_domain[name].environment)
         try:
-            rl = resolve_section(params.section("rl", name))[1]
+            method, rl = resolve_section(params.section("rl", name))
+            if method.fits is not None:
+                method.fits(domain, rl)
+            if rl.cost.kind != "none" and not (hasattr(domain, "tools") and domain.tools()):
+                raise ParamsError(
+                    f"rl.cost.kind: {rl.cost.kind} needs priced tools, and {name} has none; set "
+                    f"per_domain.search.environment.route, or cost.kind to none"
+                )
             limits(rl.horizon, domain.settings.max_turns)
             check_returns(rl, *returns_of(domain))
             rl.reannotate.check_returns(*returns_of(domain))

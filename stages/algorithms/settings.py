@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from stages.algorithms.parts.advantage import Advantage
 from stages.algorithms.parts.branching import Branching
+from stages.algorithms.parts.cost import Cost
 from stages.algorithms.parts.credit import Credit
 from stages.algorithms.parts.critic import Critic
 from stages.algorithms.parts.curriculum import Curriculum
@@ -82,6 +83,7 @@ class Rl(Layered):
     """Read what episodes have in common at their start (prompts, equal first turns) once for all of them; False: read every
     episode whole. The same gradient to float rounding."""
     reward: Reward = Reward()
+    cost: Cost = Cost()
     judge: Judge = Judge()
     references: References = References()
     verifier: Verifier = Verifier()

@@ -24,6 +24,7 @@ from stages.environments.registry import load_domain
 from stages.evaluation.stored_episodes import packed
 from stages.records.episode import Episode, TurnRecord, episode_row, read_tasks
 from stages.records.task import Split, Task
+from stages.records.tools import calls_by_tool
 
 if TYPE_CHECKING:
     from stages.agent.best_of_n import Ranking
@@ -206,7 +207,8 @@ def solution_of(episode: Episode, task: Task, domain: Domain, acted: Sequence[Tu
 
 
 def row_of(episode: Episode, task: Task, attempt: int, panel: str, domain: Domain, scaffold: Scaffold) -> dict[str, Any]:
-    """An episode as an evaluation row, without the model's name. Thoughts are turns but not actions."""
+    """An episode as an evaluation row, without the model's name. Thoughts are turns but not actions. `calls`, by tool, is no
+    column of the table; only episodes with priced tools have it."""
     acted, answer = scaffold.acted(episode.turns), getattr(domain, "answer", None)
     return {
         "domain": task.domain,
@@ -225,6 +227,7 @@ def row_of(episode: Episode, task: Task, attempt: int, panel: str, domain: Domai
         "stop_reason": episode.stop_reason,
         "answer": answer(acted[-1].action) if answer is not None and acted else None,
         "solution": solution_of(episode, task, domain, acted),
+        **({"calls": calls} if (calls := calls_by_tool(episode.reward_terms)) else {}),
     }
 
 

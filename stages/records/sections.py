@@ -55,8 +55,16 @@ ADDED: Mapping[str, Any] = {
     "imitation": {"ratio": 0.0, "coef": 1.0, "capacity": 20_000},
     "reannotate": {"every": 0, "annotate": {}},
     "observation": {"coef": 0.0},
+    "cost": {
+        **{"kind": "none", "weight": 0.0, "only_correct": True, "transform": "sqrt", "bounds": "running", "window": 1000},
+        **{"low": 0.05, "high": 0.95, "cheap": 0.0, "dear": 1000.0},
+    },
 }
 """Keys that are left out of hashes while they have this value, their default: adding them changed no hash."""
+
+
+UNSET = ("cost",)
+"""Parts of section `rl` that are also left out of hashes of a section that is not resolved, where nothing of them is set."""
 
 
 REWARDED_BY = {"judge": "judge", "references": "references", "verifier": "verifier"}
@@ -73,6 +81,8 @@ def _without_idle(values: Mapping[str, Any]) -> Mapping[str, Any]:
     def idle(key: str) -> bool:
         held, kind = values.get(key), reward.get("kind")
         unset = isinstance(held, Mapping) and all(value is None for value in held.values())
+        if key in UNSET:
+            return unset
         return key in REWARDED_BY and isinstance(held, Mapping) and kind != REWARDED_BY[key] and (kind is not None or unset)
 
     return {key: value for key, value in values.items() if not idle(key)}

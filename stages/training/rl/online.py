@@ -25,6 +25,7 @@ from stages.environments.protocol import Domain
 from stages.environments.registry import returns_of
 from stages.records.episode import Episode, episode_row, read_episodes, read_json, read_tasks
 from stages.records.sections import params_hash
+from stages.records.tools import number_of_calls
 from stages.training.common.batches import trajectory_batch
 from stages.training.common.loop import Sums, Update
 from stages.training.common.processes import Processes
@@ -302,7 +303,7 @@ class OnlineJob(RlJob):
             "episodes": float(count + len(self.greedy)),
             "environment_steps": self.tree_metrics.get("tree_steps", 0.0)
             + sum(len(episode.played) for episode in (*self.played, *self.greedy)),
-            "tool_calls": sum(turn.cost for episode in (*self.played, *self.greedy) for turn in episode.played),
+            "tool_calls": sum(number_of_calls(turn) for episode in (*self.played, *self.greedy) for turn in episode.played),
             "branches": sum(bool(episode.parent) for episode in self.played) / count,
             "endings": distinct_endings(self.played),
             "lr": self.learners["policy"].schedule(max(0, self.learners["policy"].updates - 1)),

@@ -138,7 +138,7 @@ def _batch() -> TrajectoryBatch:
 def _prepare(algorithm: Algorithm, batch: TrajectoryBatch) -> TrajectoryBatch:
     """As in training, with a new state."""
     state = algorithm.method.state
-    algorithm = replace(algorithm, state=state() if state else {}, costs=[])
+    algorithm = replace(algorithm, state=state() if state else {}, costs={})
     return algorithm.prepare(algorithm.resample(algorithm.shape(batch), "check"))
 
 

@@ -84,11 +84,14 @@ def test_window_grows_when_a_step_is_prepared_and_not_before() -> None:
     ours = algorithm(cost={"weight": 0.5})
     first, second = batch(episode(0, 100.0)), batch(episode(0, 100.0), episode(1, 0.0))
     ours.shape(first)
-    assert ours.costs == []
+    assert ours.costs == {}
     shaped = ours.shape(second)
     assert shaped.rewards.tolist() == pytest.approx([0.75, 1.0])
     ours.prepare(shaped.with_(logprobs_ref=shaped.logprobs_old, values=torch.zeros_like(shaped.logprobs_old)))
-    assert ours.costs == pytest.approx([10.0, 0.0])
+    assert ours.costs[""] == pytest.approx([10.0, 0.0])
+    other = ours.of_role("planner")
+    other.prepare(other.shape(second).with_(logprobs_ref=second.logprobs_old, values=torch.zeros_like(second.logprobs_old)))
+    assert ours.costs["planner"] == ours.costs[""], "a role's costs are compared with its own"
     assert ours.shape(first).rewards.tolist() == pytest.approx([0.5]), "10 is the dearest so far"
 
 

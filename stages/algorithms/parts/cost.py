@@ -129,4 +129,4 @@ def with_cost(batch: TrajectoryBatch, cost: Cost, window: Sequence[float]) -> Tr
 
 def joined(window: Sequence[float], batch: TrajectoryBatch, cost: Cost) -> list[float]:
     """The window after a step's episodes."""
-    return list(window) if cost.kind == "none" else [*window, *transformed(_spent(batch), cost)][-cost.window :]
+    return [*window, *transformed(_spent(batch), cost)][-cost.window :]

@@ -50,7 +50,8 @@ class RlJob(Job):
         self.ledger.load_state_dict(state["ledger"])
         self.algorithm.state.clear()
         self.algorithm.state.update(state["algorithm"])
-        self.algorithm.costs[:] = state["costs"]
+        self.algorithm.costs.clear()
+        self.algorithm.costs.update(state["costs"])
 
     def report(self, history: History) -> dict[str, Any]:
         """The job's part of reports/rl/<domain>.json."""

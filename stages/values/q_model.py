@@ -124,6 +124,7 @@ class RegressionQ(nn.Module):
         assert self.params.ensemble is not None
         seed_torch(*key, "q_members")
         for member in self.members:
+            assert isinstance(member, nn.Linear)
             member.weight.normal_(0.0, self.params.ensemble.spread / member.in_features**0.5)
             member.bias.copy_(self.model.output.bias)
 

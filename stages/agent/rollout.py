@@ -196,7 +196,7 @@ class Collector:
         if not turn.token_ids:
             self._finish(play, "context", truncated=True)
             return None
-        play.episode.append(turn.token_ids, Owner.POLICY, play.turn, turn.logprobs, turn.kept)
+        play.episode.append(turn.token_ids, turn.owners or Owner.POLICY, play.turn, turn.logprobs, turn.kept)
         if self._rounds.group(play.request):
             play.entropies.append(turn.entropies)
         return play, self.chat.read(turn.token_ids)

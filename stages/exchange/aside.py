@@ -4,9 +4,10 @@ episode comes back in as it was."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from dataclasses import MISSING, fields
+from typing import Any, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, create_model
 
 from stages.exchange.episodes import conversation
 from stages.records.episode import Episode, TurnRecord
@@ -17,54 +18,46 @@ Runs = list[tuple[int, int]]
 """Run-length encoding: (value, count)."""
 
 
-class TurnAside(BaseModel):
-    """A `TurnRecord` without its action and observation."""
+WRITTEN = ("token_ids", "owner", "logprob", "turn", "turns", "messages")
+"""Columns of an episode that are written in a form of their own."""
 
+
+def _columns(record: type, without: Sequence[str]) -> dict[str, Any]:
+    """The record's other columns as fields of a model. Those with a default may be absent: files of earlier versions lack them."""
+    types = get_type_hints(record)
+    found: dict[str, Any] = {}
+    for item in fields(record):
+        if item.name not in without and item.metadata.get("stored", True):
+            default = item.default if item.default is not MISSING else ...
+            made = item.default_factory() if item.default_factory is not MISSING else default
+            found[item.name] = (types[item.name], made)
+    return found
+
+
+class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    accepted: bool
-    reward: float
-    cost: float
-    state_key: str
-    action_key: str
-    start: int
-    end: int
+
+TURN, PLAIN = _columns(TurnRecord, ("action", "observation")), _columns(Episode, WRITTEN)
+TurnAside: type[BaseModel] = create_model("TurnAside", __base__=_Strict, **TURN)
+"""A `TurnRecord` without its action and observation."""
 
 
-class Aside(BaseModel):
-    """An `Episode` without its texts, token ids and log-probabilities."""
+class Tokens(_Strict):
+    """What stands beside the plain columns."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    episode_id: str
-    task_id: str
-    domain: str
-    group_id: str
-    seed: int
-    policy_hash: str
-    params_hash: str
-    temperature: float
-    top_p: float
-    top_k: int
-    reward: float
-    reward_terms: dict[str, float]
-    terminated: bool
-    truncated: bool
-    stop_reason: str
-    parent: str
-    inherited: int
-    turns: list[TurnAside]
+    turns: list[TurnAside]  # type: ignore[valid-type]
     owner: Runs
     turn: Runs
     messages: int | list[dict[str, str]]
     """How many messages of `conversation` the episode holds; or all of them, where they differ from those."""
-    token_ids: list[int] = Field(default_factory=list)
-    logprob: list[float] = Field(default_factory=list)
+    token_ids: list[int] = []
+    logprob: list[float] = []
     """Both: only in formats that have no place of their own for them."""
 
 
-PLAIN = [name for name in Aside.model_fields if name not in ("turns", "owner", "turn", "messages", "token_ids", "logprob")]
-"""Columns that are taken over as they are."""
+Aside: Any = create_model("Aside", __base__=Tokens, **PLAIN)
+"""An `Episode` without its texts, and in some formats without token ids and log-probabilities."""
 
 
 def runs(values: Iterable[int]) -> Runs:
@@ -92,15 +85,15 @@ def aside(episode: Episode, tokens: bool = False) -> dict[str, Any]:
     held: dict[str, Any] = {name: getattr(episode, name) for name in PLAIN}
     for name in ("owner", "turn"):
         held[name] = [list(run) for run in runs(getattr(episode, name))]
-    held["turns"] = [{name: getattr(turn, name) for name in TurnAside.model_fields} for turn in episode.turns]
+    held["turns"] = [{name: getattr(turn, name) for name in TURN} for turn in episode.turns]
     held["messages"] = count if episode.messages == whole[:count] else episode.messages
     return {**held, "token_ids": episode.token_ids, "logprob": episode.logprob} if tokens else held
 
 
 def restored(
-    given: Aside, opening: str, turns: Sequence[tuple[str, str, str]], token_ids: Sequence[int], logprob: Sequence[float]
+    given: Any, opening: str, turns: Sequence[tuple[str, str, str]], token_ids: Sequence[int], logprob: Sequence[float]
 ) -> Episode:
-    """The episode; `turns`: message of the policy, action and observation of each turn. Raises ValueError if they disagree."""
+    """The episode; `given`: an Aside; `turns`: message of the policy, action and observation of each turn. Raises ValueError if they disagree."""
     if len(turns) != len(given.turns):
         raise ValueError(f"{given.episode_id} has {len(turns)} turns, but {KEY}.turns describes {len(given.turns)}")
     if len(token_ids) != len(logprob):

@@ -109,7 +109,7 @@ def episode_of(value: Mapping[str, Any]) -> Episode:
         raise ValueError(f"trajectory {name} was not exported by this project, or was changed since: {error!r}") from error
 
 
-def _tokens(metrics: Sequence[Any], given: Aside, held: Mapping[str, Any]) -> tuple[list[int], list[float]]:
+def _tokens(metrics: Sequence[Any], given: Any, held: Mapping[str, Any]) -> tuple[list[int], list[float]]:
     """All token ids and log-probabilities. Raises ValueError if a turn's prompt does not continue the one before."""
     tokens: list[int] = []
     logprobs: list[float] = []

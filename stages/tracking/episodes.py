@@ -36,5 +36,5 @@ def trace_of(row: Mapping[str, Any], source: str) -> dict[str, Any]:
         "outcome": {"reward": row["reward"], "success": outcome(row) == "success", "stop_reason": row["stop_reason"]},
         "scores": {name: value for name, value in json.loads(terms).items() if name not in ("reward", "success")},
         "viewer": served(of_episode(source, row["episode_id"])),
-        "tags": {**told, "outcome": outcome(row)},
+        "tags": {**told, "outcome": outcome(row), **{key: row[key] for key in ("role", "play") if row.get(key)}},
     }

@@ -29,7 +29,7 @@ from stages.exchange.episodes import FORMATS, episode_rows, task_row
 from stages.exchange.foreign import read_items
 from stages.exchange.records import KINDS, check_kind, write_records
 from stages.params import Params, load_params
-from stages.records.episode import EPISODE_SCHEMA, Episode, episode_from, read_episodes, read_rows, read_tasks, write_episodes
+from stages.records.episode import Episode, episode_from, read_episodes, read_rows, read_tasks, write_episodes
 from stages.records.task import SPLITS, Task, opening
 from stages.runtime.command import command
 
@@ -65,7 +65,8 @@ def chosen_episodes(root: Path, options: argparse.Namespace) -> list[Episode]:
             known = ", ".join(sorted(model for model, domain in stored_groups(path) if domain == options.domain))
             raise ValueError(f"--model {options.model} has no episodes of {options.domain}; those that have some: {known}")
         ordered = sorted(played[options.model], key=lambda row: (row["task_id"], row["attempt"]))
-        episodes = [episode_from({name: row[name] for name in EPISODE_SCHEMA.names}) for row in ordered]
+        beside = ("model", "attempt")
+        episodes = [episode_from({name: row[name] for name in row if name not in beside}) for row in ordered]
     else:
         pattern, stage = SOURCES[options.source]
         episodes = read_episodes(existing(root / pattern.format(options.domain), stage, options.domain))

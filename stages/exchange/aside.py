@@ -23,7 +23,7 @@ WRITTEN = ("token_ids", "owner", "logprob", "turn", "turns", "messages")
 
 
 def _columns(record: type, without: Sequence[str]) -> dict[str, Any]:
-    """The record's other columns as fields of a model. Those with a default may be absent: files of earlier versions lack them."""
+    """The record's other columns as fields of a model. Those with a default may be absent: older files lack them."""
     types = get_type_hints(record)
     found: dict[str, Any] = {}
     for item in fields(record):
@@ -93,7 +93,10 @@ def aside(episode: Episode, tokens: bool = False) -> dict[str, Any]:
 def restored(
     given: Any, opening: str, turns: Sequence[tuple[str, str, str]], token_ids: Sequence[int], logprob: Sequence[float]
 ) -> Episode:
-    """The episode; `given`: an Aside; `turns`: message of the policy, action and observation of each turn. Raises ValueError if they disagree."""
+    """The episode; `given`: an Aside; `turns`: message of the policy, action and observation of each turn.
+
+    Raises ValueError if they disagree.
+    """
     if len(turns) != len(given.turns):
         raise ValueError(f"{given.episode_id} has {len(turns)} turns, but {KEY}.turns describes {len(given.turns)}")
     if len(token_ids) != len(logprob):

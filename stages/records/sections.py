@@ -59,6 +59,8 @@ ADDED: Mapping[str, Any] = {
         **{"kind": "none", "weight": 0.0, "only_correct": True, "transform": "sqrt", "bounds": "running", "window": 1000},
         **{"low": 0.05, "high": 0.95, "cheap": 0.0, "dear": 1000.0},
     },
+    "distribution": None,
+    "ensemble": None,
     "roles": {},
 }
 """Keys that are left out of hashes while they have this value, their default: adding them changed no hash."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -26,12 +26,13 @@ EXPERT, NOISY, IMPORTED = "expert", "noisy_expert", "imported"
 
 class Owner(IntEnum):
     """Who wrote a token. RL trains on POLICY tokens, and on EXTERNAL ones that `rl.external` adds to its groups; SFT trains on
-    the POLICY tokens of demonstrations."""
+    the POLICY tokens of demonstrations. GUIDANCE: a teacher's hint in the first message."""
 
     PROMPT = 0
     POLICY = 1
     ENVIRONMENT = 2
     EXTERNAL = 3
+    GUIDANCE = 4
 
 
 @dataclass
@@ -90,6 +91,27 @@ class Episode:
     kept: list[Sequence[int]] = field(default_factory=list, metadata={"stored": False})
     """Per token, those that it was drawn from where top-k or top-p left only some, for training; empty for other tokens. Shorter
     than `token_ids` if the last ones have none. Not a column of the table."""
+
+    def without_guidance(self) -> Episode:
+        """The episode as if it had been played without a hint: the same tokens less those that GUIDANCE owns."""
+        kept = [place for place, owner in enumerate(self.owner) if owner != Owner.GUIDANCE]
+        removed = len(self.token_ids) - len(kept)
+        # Hints are in the first message, before every turn.
+        turns = [replace(turn, start=turn.start - removed, end=turn.end - removed) for turn in self.turns]
+        return replace(
+            self,
+            token_ids=[self.token_ids[place] for place in kept],
+            owner=[self.owner[place] for place in kept],
+            logprob=[self.logprob[place] for place in kept],
+            turn=[self.turn[place] for place in kept],
+            turns=turns,
+            kept=self.kept[removed:],
+        )
+
+    def begin(self, token_ids: Sequence[int], owner: Sequence[int]) -> None:
+        """Add the first message's tokens and their owners."""
+        self.append(token_ids, Owner.PROMPT, -1)
+        self.owner[len(self.owner) - len(owner) :] = owner
 
     def append(
         self,

@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -94,6 +95,31 @@ def test_best_of_n_chooses_by_token_values(curated: Path, tiny_policy: Path, mon
     assert rows("value", per_token=True) == plain
     rows("logprob", per_token=True)
     assert len(scaled) == 2
+
+
+def test_best_of_n_episodes_by_a_reward_model(curated: Path, tiny_policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: best of 1, and of any number by a model that scores all episodes equally, is the plain model's own first draws;
+    a model that prefers long episodes picks the longest of each attempt's draws."""
+    from stages.values import reward_model
+
+    panels = load_panels(curated, ["search"])
+
+    def rows(n: int, score: Any) -> list[dict[str, Any]]:
+        model = SimpleNamespace(scores=lambda episodes: [score(tokens) for tokens in episodes])
+        monkeypatch.setattr(reward_model, "load_reward_model", lambda folder, device: model)
+        best = panels_module.BestOf("reward", n, Path("rl"), Path("sft"))
+        jobs = jobs_of(tiny_policy, "h", panels, curated, 2, 100, best)
+        return [row for job in jobs for row in play(job, SETTINGS).rows]
+
+    plain, constant = rows_of(curated, tiny_policy, "h"), rows(3, lambda tokens: 0.5)
+    assert rows(1, len) == plain
+    assert constant == plain
+    longest = rows(3, len)
+    assert [(row["task_id"], row["attempt"]) for row in longest] == [(row["task_id"], row["attempt"]) for row in plain]
+    assert all(
+        one["tokens"] >= other["tokens"] for one, other in zip(longest, plain, strict=True) if one["turns"] == other["turns"]
+    )
+    assert longest != plain
 
 
 def test_best_of_n_settings_change_the_policy_hash(tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ class Collector:
             known, prompt = self._prompts[key]
             if text != known:
                 raise RuntimeError(f"task {request.task.task_id} has different first observations: {known!r}, then {text!r}")
-            play.episode.begin(prompt.token_ids, prompt.owner)
+            play.episode.append(prompt.token_ids, prompt.owner, -1)
             play.episode.messages.append({"role": "user", "content": text + request.guidance})
         left = Counter(request.prompt_key for request in self._waiting)
         left.update(play.request.prompt_key for play, _ in started)
@@ -197,7 +197,7 @@ class Collector:
         if not turn.token_ids:
             self._finish(play, "context", truncated=True)
             return None
-        play.episode.append(turn.token_ids, Owner.POLICY, play.turn, turn.logprobs, turn.kept)
+        play.episode.append(turn.token_ids, turn.owners or Owner.POLICY, play.turn, turn.logprobs, turn.kept)
         if self._rounds.group(play.request):
             play.entropies.append(turn.entropies)
         return play, self.chat.read(turn.token_ids)

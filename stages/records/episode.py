@@ -25,14 +25,29 @@ EXPERT, NOISY, IMPORTED = "expert", "noisy_expert", "imported"
 
 
 class Owner(IntEnum):
-    """Who wrote a token. RL trains on POLICY tokens, and on EXTERNAL ones that `rl.external` adds to its groups; SFT trains on
-    the POLICY tokens of demonstrations. GUIDANCE: a teacher's hint in the first message."""
+    """Who wrote a token: a record made when it is written, never found from text afterwards.
+
+    RL trains on POLICY tokens, and on EXTERNAL ones that `rl.external` adds to its groups (`TRAINED`); SFT trains on the POLICY
+    tokens of demonstrations. Tokens of the other owners condition what follows and are in no loss and no denominator.
+    """
 
     PROMPT = 0
     POLICY = 1
     ENVIRONMENT = 2
     EXTERNAL = 3
-    GUIDANCE = 4
+    """Written by another agent, in a demonstration."""
+    FORCED = 4
+    """In the policy's turn, written by a decoder that left it no other token: its probability is 1 and its gradient 0."""
+    EVIDENCE = 5
+    """Drawn by the policy in the place of an observation (it answers its own search): has a log-probability."""
+    GUIDANCE = 6
+    """Advice of a teacher within an episode, which the policy reads and must not imitate."""
+
+
+TRAINED = (Owner.POLICY, Owner.EXTERNAL)
+"""Owners whose tokens RL trains on."""
+DRAWN = (Owner.POLICY, Owner.EVIDENCE)
+"""Owners whose tokens were drawn from the policy, with their log-probabilities."""
 
 
 @dataclass
@@ -108,25 +123,24 @@ class Episode:
             kept=self.kept[removed:],
         )
 
-    def begin(self, token_ids: Sequence[int], owner: Sequence[int]) -> None:
-        """Add the first message's tokens and their owners."""
-        self.append(token_ids, Owner.PROMPT, -1)
-        self.owner[len(self.owner) - len(owner) :] = owner
-
     def append(
         self,
         token_ids: Sequence[int],
-        owner: Owner,
+        owner: Owner | Sequence[int],
         turn: int,
         logprobs: Sequence[float] | None = None,
         kept: Sequence[Sequence[int]] = (),
     ) -> None:
-        """Add tokens. `logprobs` is required for POLICY tokens unless they come from a demonstration (then 0)."""
+        """Add tokens. owner: of all, or one for each; `logprobs` is required for tokens drawn from the policy. Raises ValueError
+        if there are not as many owners as tokens."""
+        owners = [int(owner)] * len(token_ids) if isinstance(owner, Owner) else [int(one) for one in owner]
+        if len(owners) != len(token_ids):
+            raise ValueError(f"{len(owners)} owners of {len(token_ids)} tokens; name one for each token")
         if kept:
             self.kept += [()] * (len(self.token_ids) - len(self.kept))
             self.kept += kept
         self.token_ids.extend(token_ids)
-        self.owner.extend([int(owner)] * len(token_ids))
+        self.owner.extend(owners)
         self.logprob.extend(logprobs if logprobs is not None else [0.0] * len(token_ids))
         self.turn.extend([turn] * len(token_ids))
 

@@ -37,7 +37,6 @@ COMPOSITION = Composition(
     card=CARD,
     parts={
         "preference.loss": "dpo",
-        "preference.level": "trajectory",
         "preference.source": "guided",
         "warm_start": {"algorithm": "rejection_sft", "steps": 5, "settings": {"fraction": 0.2}},
     },

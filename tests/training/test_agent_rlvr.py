@@ -433,5 +433,5 @@ def test_contradictions_are_refused(sections: dict[str, Any], message: str) -> N
 
 def test_requests_with_and_without_hint_are_different_prompts() -> None:
     task = letter_tasks(1)[0]
-    keys = {EpisodeRequest(task, 0, "g", hint).prompt_key for hint in ("", "a", "b")}
+    keys = {EpisodeRequest(task, 0, "g", guidance=hint).prompt_key for hint in ("", "a", "b")}
     assert len(keys) == 3

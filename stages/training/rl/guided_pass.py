@@ -204,7 +204,7 @@ class GuidedPass:
         model = self.policy.model.to(self.processes.device)
         engine = make_engine(model, [self.chat.end_of_turn], params.resources.slots, params.model.max_length)
         labels = Labels(self.seed, self.policy.hash, params_hash(self.rl), stream=f"guided@{self.name}")
-        requests = [EpisodeRequest(tasks[hint.task_id], hint.attempt, hint.task_id, marked(hint.text)) for hint in hints]
+        requests = [EpisodeRequest(tasks[hint.task_id], hint.attempt, hint.task_id, guidance=marked(hint.text)) for hint in hints]
         hint_of = {request.episode_id: made[request.task.task_id, request.attempt] for request in requests}
         pool = EnvironmentPool(partial(self.domain.make, self.curated / "worlds"), processes_beside(params.resources))
         played: list[Episode] = []

@@ -125,7 +125,7 @@ def write_outputs(
     write_table(context.data / "rl" / str(context.domain) / "samples.parquet", sample_schema, job.samples)
     job.save_tables(context.data / "rl" / str(context.domain))
     for step in sorted({sample["step"] for sample in job.samples}):
-        context.tracker.episodes([sample for sample in job.samples if sample["step"] == step], f"step {step}")
+        context.tracker.episodes([sample for sample in job.samples if sample["step"] == step], f"step {step}", f"rl step {step}")
 
     report_path = context.reports / "rl" / f"{context.domain}.json"
     history_path = context.reports / "rl" / f"{context.domain}_history.csv"

@@ -322,6 +322,12 @@ def episode_row(episode: Episode) -> dict[str, Any]:
     return row
 
 
+def episode_from(row: Mapping[str, Any]) -> Episode:
+    """The episode of a row of EPISODE_SCHEMA."""
+    turns = [TurnRecord(**turn) for turn in row["turns"]]
+    return Episode(**{**row, "turns": turns, "reward_terms": json.loads(row["reward_terms"])})
+
+
 def row_succeeded(row: Mapping[str, Any]) -> bool:
     """`Episode.success` for a row of EPISODE_SCHEMA; its reward terms may be missing or already parsed."""
     terms = row.get("reward_terms") or {}
@@ -335,12 +341,7 @@ def write_episodes(path: Path | str, episodes: Iterable[Episode]) -> None:
 
 
 def read_episodes(path: Path | str) -> list[Episode]:
-    episodes = []
-    for row in read_rows(path):
-        row["turns"] = [TurnRecord(**turn) for turn in row["turns"]]
-        row["reward_terms"] = json.loads(row["reward_terms"])
-        episodes.append(Episode(**row))
-    return episodes
+    return [episode_from(row) for row in read_rows(path)]
 
 
 def write_tasks(path: Path | str, tasks: Iterable[Task]) -> None:

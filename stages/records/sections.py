@@ -55,12 +55,9 @@ ADDED: Mapping[str, Any] = {
     "imitation": {"ratio": 0.0, "coef": 1.0, "capacity": 20_000},
     "reannotate": {"every": 0, "annotate": {}},
     "observation": {"coef": 0.0},
-<<<<<<< HEAD
     "guided": 0.0,
-=======
     "distribution": None,
     "ensemble": None,
->>>>>>> main
     "roles": {},
 }
 """Keys that are left out of hashes while they have this value, their default: adding them changed no hash."""

@@ -48,7 +48,8 @@ class Composition:
     fits: (domain, rl resolved); raises ParamsError for a domain that the method can't be trained on.
     data: what it learns from. episodes: what the policy plays; offline_replay: the offline dataset (`replay.records`), by the
         same pieces; pairs: preference pairs, by the piece `preference`; paths: correct paths of search trees, by cloning them;
-        offline: the offline dataset, by the losses in `offline`.
+        attempts: successes among attempts that were made before training, by cloning them; offline: the offline dataset, by the
+        losses in `offline`.
     offline: its losses, for data offline.
     """
 
@@ -66,5 +67,5 @@ class Composition:
     whole_groups: bool = False
     check: Callable[[Any, Any], None] | None = None
     fits: Callable[[Any, Any], None] | None = None
-    data: Literal["episodes", "offline_replay", "pairs", "paths", "offline"] = "episodes"
+    data: Literal["episodes", "offline_replay", "pairs", "paths", "attempts", "offline"] = "episodes"
     offline: OfflineLosses | None = None

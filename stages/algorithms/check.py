@@ -37,7 +37,7 @@ def check(name: str, found: Findings) -> None:
         found.check("preference: one finite loss per pair, with a finite gradient", at, lambda: _pairs(algorithm))
     elif method.data == "offline":
         _check_offline(algorithm, found)
-    elif method.data != "paths":
+    elif method.data not in ("paths", "attempts"):
         _check_pieces(algorithm, at, found)
 
 

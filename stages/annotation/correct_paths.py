@@ -1,4 +1,4 @@
-"""The paths of stored trees that end in a success, as episodes."""
+"""The paths of stored trees that end in a success or a failure, as episodes."""
 
 from __future__ import annotations
 
@@ -19,6 +19,12 @@ def correct_paths(tree: Sequence[Row], count: int) -> list[list[int]]:
     return [path_to(tree, node) for _, node in ends[:count]]
 
 
+def failed_paths(tree: Sequence[Row], count: int) -> list[list[int]]:
+    """As `correct_paths`, of paths to an end that is not a success."""
+    ends = sorted((row["depth"], row["node"]) for row in tree if ended(row) and not hard(row))
+    return [path_to(tree, node) for _, node in ends[:count]]
+
+
 def path_episode(tree: Sequence[Row], path: Sequence[int], domain: str) -> Episode:
     """A path from the root as an episode of the policy that grew the tree, token for token; a turn's cost is not stored and 0."""
     root, end = tree[path[0]], tree[path[-1]]
@@ -27,7 +33,7 @@ def path_episode(tree: Sequence[Row], path: Sequence[int], domain: str) -> Episo
     episode.append(root["context_ids"], Owner.PROMPT, -1)
     for turn, (before, node) in enumerate(pairwise(path)):
         row, start = tree[node], len(episode.token_ids)
-        episode.append(row["token_ids"], Owner.POLICY, turn, row["logprob"])
+        episode.append(row["token_ids"], row.get("owner") or Owner.POLICY, turn, row["logprob"])
         span = (tree[before]["state_key"], action_key(row["action"]), start, len(episode.token_ids))
         episode.turns.append(TurnRecord(row["action"], row["observation"], True, row["reward"], 0.0, *span))
         if node != path[-1]:
@@ -41,3 +47,8 @@ def path_episode(tree: Sequence[Row], path: Sequence[int], domain: str) -> Episo
 def correct_episodes(rows: Sequence[Row], per_tree: int, domain: str) -> list[Episode]:
     """`correct_paths` of all trees as episodes, by task."""
     return [path_episode(tree, path, domain) for tree in trees_of(rows).values() for path in correct_paths(tree, per_tree)]
+
+
+def failed_episodes(rows: Sequence[Row], per_tree: int, domain: str) -> list[Episode]:
+    """`failed_paths` of all trees as episodes, by task."""
+    return [path_episode(tree, path, domain) for tree in trees_of(rows).values() for path in failed_paths(tree, per_tree)]

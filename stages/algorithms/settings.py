@@ -29,6 +29,7 @@ from stages.algorithms.parts.references import References
 from stages.algorithms.parts.replay import Replay
 from stages.algorithms.parts.reward import Reward
 from stages.algorithms.parts.selection import Selection
+from stages.algorithms.parts.sparse import Sparse
 from stages.algorithms.parts.tasks import Tasks
 from stages.algorithms.parts.verifier import Verifier
 from stages.engine.settings import SamplingParams
@@ -100,6 +101,7 @@ class Rl(Layered):
     observation: Observation = Observation()
     critic: Critic = Critic()
     replay: Replay = Replay()
+    sparse: Sparse = Sparse()
     imitation: Imitation = Imitation()
     reannotate: Reannotate = Reannotate()
     preference: Preference = Preference()

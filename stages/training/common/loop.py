@@ -27,6 +27,7 @@ from stages.runtime.spans import span
 from stages.training.common.adapters import load_trained_state, trained_state
 from stages.training.common.optimiser import Schedule
 from stages.training.common.processes import Processes, gather_full, shard_like
+from stages.training.common.sparse_updates import SparseUpdates
 
 if TYPE_CHECKING:
     from stages.runtime.stage import StageContext
@@ -91,10 +92,16 @@ class Learner:
         schedule: Schedule,
         max_grad_norm: float,
         processes: Processes,
+        sparse: SparseUpdates | None = None,
     ) -> None:
+        """Raises ValueError for sparse updates under FSDP, which shards the weights."""
+        if sparse is not None and processes.sharded:
+            raise ValueError(
+                "rl.sparse selects among all of a tensor's weights, which FSDP shards; set resources.launch to ddp.yaml"
+            )
         self.module = module.eval()
         self.optimiser, self.schedule = optimiser, schedule
-        self.max_grad_norm, self.processes = max_grad_norm, processes
+        self.max_grad_norm, self.processes, self.sparse = max_grad_norm, processes, sparse
         self.updates = 0
 
     @property
@@ -133,6 +140,8 @@ class Learner:
             merge_sums(sums, statistics)
             if on_tokens_trained is not None and trained is not None:
                 on_tokens_trained(*trained)
+        if self.sparse is not None:
+            self.sparse.before(parameters)
         norm = float(gather_full(nn.utils.clip_grad_norm_(parameters, self.max_grad_norm)))
         if not math.isfinite(norm):
             raise ValueError(
@@ -143,6 +152,8 @@ class Learner:
             group["lr"] = self.learning_rate
         with span("training.optimiser"):
             self.optimiser.step()
+            if self.sparse is not None:
+                self.sparse.after(parameters)
         self.updates += 1
         merge_sums(sums, {"grad_norm": norm, "updates": 1})
         return sums
@@ -166,7 +177,8 @@ class Learner:
     def state_dict(self) -> dict[str, Any]:
         """Unsharded tensors, however many processes train. Every process must make this call."""
         state = {"module": trained_state(self.module), "optimiser": self.optimiser.state_dict()}
-        return {**(gather_full(state) if self.processes.sharded else state), "updates": self.updates}
+        sparse = {} if self.sparse is None else {"sparse": self.sparse.state_dict()}
+        return {**(gather_full(state) if self.processes.sharded else state), "updates": self.updates, **sparse}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         module, optimiser = state["module"], state["optimiser"]
@@ -182,6 +194,8 @@ class Learner:
         load_trained_state(self.module, module)
         self.optimiser.load_state_dict(optimiser)
         self.updates = state["updates"]
+        if self.sparse is not None:
+            self.sparse.load_state_dict(state["sparse"])
 
 
 class Job(Protocol):

@@ -38,6 +38,7 @@ from stages.training.common.optimiser import make_optimiser, warmup_constant
 from stages.training.common.processes import Processes
 from stages.training.common.recompute import recompute_layers, recomputes
 from stages.training.common.shared_prefixes import can_share, plan_shared, sharing_states
+from stages.training.common.sparse_updates import SparseUpdates
 from stages.training.rl.critic import Critic
 from stages.values.progress import ProgressEstimator
 from stages.values.settings import HeadParams
@@ -290,11 +291,12 @@ def make_learners(models: Models, rl: Rl) -> dict[str, Learner]:
     """The learners of the policy and of the critics, which have their own learning rate."""
     processes = models.processes
 
-    def learner(module: torch.nn.Module, learning_rate: float) -> Learner:
+    def learner(module: torch.nn.Module, learning_rate: float, sparse: SparseUpdates | None = None) -> Learner:
         optimiser = make_optimiser(processes.place(module), learning_rate, rl.weight_decay)
-        return Learner(module, optimiser, warmup_constant(learning_rate, rl.warmup_steps), rl.max_grad_norm, processes)
+        schedule = warmup_constant(learning_rate, rl.warmup_steps)
+        return Learner(module, optimiser, schedule, rl.max_grad_norm, processes, sparse)
 
-    learners = {"policy": learner(models.policy, rl.learning_rate)}
+    learners = {"policy": learner(models.policy, rl.learning_rate, SparseUpdates(rl.sparse) if rl.sparse.active else None)}
     for name, critic in (("critic", models.critic), ("turn_critic", models.turn_critic)):
         if critic is not None:
             learners[name] = learner(critic, rl.critic.learning_rate)

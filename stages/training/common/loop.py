@@ -27,11 +27,11 @@ from stages.runtime.spans import span
 from stages.training.common.adapters import load_trained_state, trained_state
 from stages.training.common.optimiser import Schedule
 from stages.training.common.processes import Processes, gather_full, shard_like
-from stages.training.common.sparse_updates import SparseUpdates
 
 if TYPE_CHECKING:
     from stages.runtime.stage import StageContext
     from stages.runtime.team import Team
+    from stages.training.common.sparse_updates import SparseUpdates
 
 Sums = dict[str, float]
 """Statistics of one or more updates: maxima for keys that start with `max_`, sums for all others."""

@@ -63,6 +63,10 @@ REWARDED_BY = {"judge": "judge", "references": "references", "verifier": "verifi
 """Keys of section `rl` -> the reward.kind with which they have an effect; without it they are left out of hashes."""
 
 
+IDLE = {"judge_model": ("kind", "none")}
+"""Sections that are left out of hashes while this key of theirs has this value: adding them changed no hash."""
+
+
 def _without_idle(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Section `rl` without the keys of REWARDED_BY that have no effect; where it is not resolved, without those of which nothing
     is set. Other mappings as they are."""
@@ -78,10 +82,17 @@ def _without_idle(values: Mapping[str, Any]) -> Mapping[str, Any]:
     return {key: value for key, value in values.items() if not idle(key)}
 
 
+def _is_idle(key: str, value: Any) -> bool:
+    switch, off = IDLE.get(key, ("", None))
+    return bool(switch) and isinstance(value, Mapping) and value.get(switch, off) == off
+
+
 def _hashed(values: Any) -> Any:
     if isinstance(values, Mapping):
         values = _without_idle(values)
-        kept = {key: value for key, value in values.items() if key not in ADDED or value != ADDED[key]}
+        kept = {
+            key: value for key, value in values.items() if (key not in ADDED or value != ADDED[key]) and not _is_idle(key, value)
+        }
         return {HASHED_AS.get(key, key): _hashed(value) for key, value in kept.items()}
     return [_hashed(value) for value in values] if isinstance(values, (list, tuple)) else values
 

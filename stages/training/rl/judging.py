@@ -62,8 +62,8 @@ class EpisodeJudge:
         self.rows: list[dict[str, Any]] = []
         """Of the table of judgments, all steps."""
         self.cost = Cost()
-        self.seconds = 0.0
-        """Time spent on judging, for the log only."""
+        self.seconds, self.calls = 0.0, 0
+        """Of this process, for the log only: time spent on judging, and calls."""
         self._step, self._scored = -1, dict[str, Scored]()
 
     def _make(self) -> Judge:
@@ -127,6 +127,7 @@ class EpisodeJudge:
             groups = [self._group(found) for found in entered.values()]
             scored, asked = score_groups(self.judge, groups, self.scoring, self.seed)
             self.seconds += time.monotonic() - started
+            self.calls += sum(judgment.cost.calls for _, judgment in asked)
             own = [(scored, [judgment_row(self.judge, *pair, step=self._step + 1) for pair in asked])]
         ((scored, rows),) = self.processes.gather(own)
         self.rows += rows
@@ -173,14 +174,19 @@ class EpisodeJudge:
         metrics |= self._attribute_means(episodes)
         agreement = group_agreement(rewards, truths)
         metrics["judge_agreement"] = 0.0 if agreement is None else agreement
-        if self.seconds > 0:
-            self.context.metric("judge/calls_per_second", self.cost.calls / self.seconds, self._step + 1)
+        if self.speed is not None:
+            self.context.metric("judge/calls_per_second", self.speed, self._step + 1)
         return metrics
 
     def _attribute_means(self, episodes: Sequence[Episode]) -> dict[str, float]:
         """Means over the step's episodes of what principles are about; {} without principles."""
         known = [self.attributes[one.episode_id] for one in episodes if one.episode_id in self.attributes]
         return {f"judge_{name}": sum(one[name] for one in known) / len(known) for name in sorted(known[0])} if known else {}
+
+    @property
+    def speed(self) -> float | None:
+        """Judge calls per second; None in a process that made none."""
+        return self.calls / self.seconds if self.seconds > 0 else None
 
     @property
     def stops(self) -> bool:
@@ -205,7 +211,10 @@ class EpisodeJudge:
         return {"judge": found}
 
     def save(self, folder: Path) -> None:
-        """Write the table of judgments."""
+        """Write the table of judgments, and print what they took."""
+        if self.speed is not None:
+            cost = f"cost {self.cost.money:.4g}"
+            print(f"{self.context.title}: {self.cost.calls:,} judge calls, {self.speed:,.1f} a second, {cost}", flush=True)
         write_judgments(folder / "judgments.parquet", self.rows)
 
     def close(self) -> None:

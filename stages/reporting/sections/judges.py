@@ -151,7 +151,7 @@ def judges_section(inputs: Inputs) -> Section | None:
     blocks: list[Block] = []
     if costs:
         header = ("domain", "stage", "judge", "scheme", "judgments", "calls", "tokens read", "cost", "failed")
-        columns = (*header, "order flips", "ties", "bias for the first, points")
+        columns = (*header, "flips", "ties", "position bias")
         blocks.append(Table("Judgments and what they cost", columns, costs, text_columns=4, left=(8,)))
     blocks += [*_warnings(domains), *_models(domains), *_curves(inputs, judged)]
     blocks += [_said(domain, given.judgments) for domain, given in domains.items() if given.judgments]

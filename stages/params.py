@@ -26,6 +26,7 @@ from stages.algorithms.settings import Rl
 from stages.annotation.derived import uses_value_model
 from stages.annotation.settings import Annotate
 from stages.curation.settings import Curate
+from stages.curation.thoughts import thought_contradictions
 from stages.evaluation.scorers import closed_book_domains
 from stages.evaluation.settings import Evaluate
 from stages.merging.contract import MergeError
@@ -216,7 +217,13 @@ def parse_as(shape: type[P], values: Mapping[str, Any], source: str) -> P:
 def cross_checks(params: Params, domain: str, source: str) -> None:
     """Raise ParamsError where sections of `domain`, each valid by itself, contradict one another."""
     method, rl = resolve_section(params.section("rl", domain), params.model.max_length)
-    for problem in (*contradictions(method, rl, partial(_section, params, domain)), *_backbone_contradictions(params, domain)):
+    thoughts, settings = params.section("curate", domain).thoughts, params.per_domain[domain].environment
+    problems = [
+        *contradictions(method, rl, partial(_section, params, domain)),
+        *_backbone_contradictions(params, domain),
+        *thought_contradictions(thoughts, params.model.thinking, domain, settings),
+    ]
+    for problem in problems:
         raise ParamsError(f"{source}: in per_domain.{domain}: {problem}")
 
 

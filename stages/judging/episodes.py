@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from stages.judging.contract import Candidate
@@ -17,11 +17,22 @@ WORDS = 5
 """Words that one unit of the attribute "short" stands for."""
 
 
-def candidate(episode: Episode) -> Candidate:
-    """What a judge sees of an episode: the actions, the last of which is the answer if it ended the episode; no observations."""
+Read = Callable[[str], str]
+"""What a judge reads of a message."""
+
+
+def last_message(episode: Episode) -> str:
+    """What the policy wrote last, thoughts included; "" without a turn."""
+    return next((message["content"] for message in reversed(episode.messages) if message["role"] == "assistant"), "")
+
+
+def candidate(episode: Episode, read: Read | None = None) -> Candidate:
+    """What a judge sees of an episode: the actions, the last of which is the answer if it ended the episode; no observations.
+    `read`: the answer is what this finds in the last message."""
     actions = [turn.action for turn in episode.turns]
     if episode.terminated and actions:
-        return Candidate(actions[-1], tuple(actions[:-1]), episode.episode_id)
+        answer = actions[-1] if read is None else read(last_message(episode))
+        return Candidate(answer, tuple(actions[:-1]), episode.episode_id)
     return Candidate("", tuple(actions), episode.episode_id)
 
 

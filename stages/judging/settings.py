@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from stages.judging.extraction import MISSING
 from stages.runtime.validation import Count, NonNegative, Positive, Section, Share, refuse_idle
 from stages.values.settings import Fitting, ValidShare
 
@@ -175,6 +176,21 @@ class SampledPrinciples(Section):
         if not self.per_task and not any(one.always for one in self.items):
             raise ValueError("per_task is 0 and no principle holds always, so none would be read; raise per_task")
         return self
+
+
+class Extraction(Section):
+    """What judges read of a policy's last message (stages/judging/extraction.py)."""
+
+    marker: str | None = None
+    """The response begins after this marker. null: the end marker of model.thinking; "": the whole message is the response."""
+    end: str = ""
+    """It ends before this marker. "": at the end of the message."""
+    occurrence: Literal["first", "last"] = "first"
+    """Which marker, if there are several."""
+    strict: bool = True
+    """Without a marker judges read `missing`; false: the whole message, thoughts included, which a policy can exploit."""
+    missing: Annotated[str, Field(min_length=1)] = MISSING
+    """What they read of a response without its markers."""
 
 
 class LengthBonus(Section):

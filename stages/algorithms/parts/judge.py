@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from stages.algorithms.parts.part import AppliesIf, AppliesTo, Part
-from stages.judging.settings import LengthBonus, LocalParams, ProgramFaults, SampledPrinciples, ServerParams
+from stages.judging.settings import Extraction, LengthBonus, LocalParams, ProgramFaults, SampledPrinciples, ServerParams
 from stages.runtime.validation import Count, NonNegative, ParamsError, Positive, Share
 
 if TYPE_CHECKING:
@@ -87,6 +87,8 @@ class Judge(Part):
     principles: Annotated[SampledPrinciples | None, CRITERIA] = None
     """Principles that the judge reads, drawn anew for each group ({}: with defaults); a program judge adds up the attributes that
     they name. null: none."""
+    extract: Extraction | None = None
+    """What the judge reads of a last message with thoughts. null: the action, as the environment does."""
     raw: Annotated[bool, READING] = False
     """The reward is the log-odds of the model's options, as of a reward model, instead of a probability on the rubric's scale."""
     scale: Annotated[Positive, POINTWISE] = 1.0
@@ -135,7 +137,14 @@ class Judge(Part):
             raise ParamsError(str(error)) from error
 
     def contradictions(self, rl: Rl, method: Composition, section: Callable[[str], Any]) -> Iterator[str]:
-        if rl.reward.kind != "judge" or self.kind != "local":
+        if rl.reward.kind != "judge":
+            return
+        if self.extract is not None and self.extract.marker is None and section("model").thinking is None:
+            yield (
+                "rl.judge.extract finds responses after the end of a thought, and model.thinking is null: set that to {}, or "
+                'rl.judge.extract.marker to the marker of responses ("": there are no thoughts)'
+            )
+        if self.kind != "local":
             return
         if self.local.path.startswith("hub:"):
             yield f"rl.judge.local.path is {self.local.path}; download the model first, and set it to its folder"

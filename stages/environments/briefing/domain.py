@@ -138,6 +138,11 @@ class BriefingDomain(GradedDomain[BriefingSettings]):
         met = list(demands(asked, text).values())
         return {"form": sum(met) / len(met), "plain": -min(read(asked, text).padding, PADDING) / 4}
 
+    def thought(self, task: Task, actions: Sequence[str]) -> str:
+        """What an expert thinks before a brief: the values to state, in order, looked up before the form is chosen."""
+        asked = Asked.of(task.spec)
+        return f"{asked.form}: " + ", ".join(f"{noun} {asked.values[noun]}" for noun in asked.wanted)
+
     def references(self, task: Task) -> list[str]:
         """Good briefs: a perfect one and paraphrases of it."""
         return paraphrases(Asked.of(task.spec))

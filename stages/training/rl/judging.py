@@ -15,7 +15,8 @@ from stages.algorithms.algorithm import Algorithm
 from stages.algorithms.parts.reward import EpisodeRewards
 from stages.environments.protocol import Domain
 from stages.judging.contract import Candidate, Cost, Judge, Question
-from stages.judging.episodes import attributes, candidate, gold_quality, named
+from stages.judging.episodes import Read, attributes, candidate, gold_quality, last_message, named
+from stages.judging.extraction import response
 from stages.judging.gap import GapMonitor, group_agreement
 from stages.judging.groups import Group, Scored, score_groups
 from stages.judging.local import LocalJudge
@@ -53,8 +54,12 @@ class EpisodeJudge:
         self.context, self.params, self.domain, self.tasks = context, algorithm.rl.judge, domain, tasks
         self.processes, self.seed, self.chat = processes, seed, chat
         self.scoring = self.params.scoring()
+        self.read = self._reader()
+        """What the judge reads of a message; None for the action alone."""
         self.gold: dict[str, float] = {}
         """Gold quality of the step's episodes, by episode."""
+        self.perceived: dict[str, float] = {}
+        """Quality of what the judge reads of them, which differs from the gold under `extract` alone."""
         self.attributes: dict[str, Mapping[str, float]] = {}
         """What principles are about, of the step's episodes; {} without principles."""
         self.judge = self._make()
@@ -79,10 +84,25 @@ class EpisodeJudge:
             return LocalJudge(policy, params.local, self.context.params.model.max_length, params.raw)
         return ProgramJudge(params.program, self._perceived, self.seed)
 
+    def _reader(self) -> Read | None:
+        found = self.params.extract
+        if found is None:
+            return None
+        thinking = self.context.params.model.thinking
+        marker = found.marker if found.marker is not None else thinking.end if thinking is not None else ""
+        return lambda text: response(text, marker, found.end, found.occurrence, found.strict, found.missing)
+
+    def _quality(self, episode: Episode) -> float:
+        """The quality of what the judge reads: of the gold, or of the response that `extract` finds."""
+        if self.read is None or not hasattr(self.domain, "quality") or not episode.terminated:
+            return self.gold[episode.episode_id]
+        shown = candidate(episode, self.read)
+        return float(self.domain.quality(self.tasks[episode.task_id], [*shown.steps, shown.answer]))
+
     def _perceived(self, question: Question, one: Candidate) -> float:
         """What a program judge perceives: the gold quality, or by principles the sum of the attributes that they name."""
         if self.params.principles is None:
-            return self.gold[one.name]
+            return self.perceived[one.name]
         names = {item.text: item.name for item in self.params.principles.items}
         known = self.attributes[one.name]
         return sum(named(known, names[text], "rl.judge.principles") for text in question.rubric.principles)
@@ -91,7 +111,7 @@ class EpisodeJudge:
         """Rewards of the episodes, in order. Groups that this step has already judged keep their rewards. `greedy`: an episode
         per task, where it is the anchor."""
         if step != self._step:
-            self._step, self._scored, self.gold, self.attributes = step, {}, {}, {}
+            self._step, self._scored, self.gold, self.perceived, self.attributes = step, {}, {}, {}, {}
         members: dict[str, list[Episode]] = {}
         for episode in episodes:
             members.setdefault(episode.group_id, []).append(episode)
@@ -100,6 +120,7 @@ class EpisodeJudge:
         entered = {name: [anchors[found[0].task_id], *found] if anchors else found for name, found in new.items()}
         for found in entered.values():
             self.gold |= {one.episode_id: gold_quality(self.domain, self.tasks[one.task_id], one) for one in found}
+            self.perceived |= {one.episode_id: self._quality(one) for one in found}
             if self.params.principles is not None:
                 self.attributes |= {one.episode_id: attributes(self.domain, self.tasks[one.task_id], one) for one in found}
         self._scored |= self._ask(entered)
@@ -140,7 +161,7 @@ class EpisodeJudge:
         reference = ""
         if self.params.references and hasattr(self.domain, "references"):
             reference = next(iter(self.domain.references(task)), "")
-        candidates = tuple(map(candidate, episodes))
+        candidates = tuple(candidate(one, self.read) for one in episodes)
         return Group(task.task_id, opening(task.prompt, ""), candidates, reference, self._principles(task.task_id))
 
     def _principles(self, task_id: str) -> tuple[str, ...]:
@@ -171,7 +192,7 @@ class EpisodeJudge:
         metrics |= {f"judge_{name}": measured[name] for name in ("failures", "flip_rate", "tie_rate", "position_bias")}
         metrics["judge_calls"] = float(sum(row["calls"] for row in step_rows))
         metrics["judge_money"] = float(sum(row["money"] for row in step_rows))
-        metrics |= self._attribute_means(episodes)
+        metrics |= self._attribute_means(episodes) | self._response_means(episodes)
         agreement = group_agreement(rewards, truths)
         metrics["judge_agreement"] = 0.0 if agreement is None else agreement
         if self.speed is not None:
@@ -182,6 +203,19 @@ class EpisodeJudge:
         """Means over the step's episodes of what principles are about; {} without principles."""
         known = [self.attributes[one.episode_id] for one in episodes if one.episode_id in self.attributes]
         return {f"judge_{name}": sum(one[name] for one in known) / len(known) for name in sorted(known[0])} if known else {}
+
+    def _response_means(self, episodes: Sequence[Episode]) -> dict[str, float]:
+        """Under `extract`: share of episodes with a response, and words of the last message that are no response, and of it."""
+        if self.read is None or self.params.extract is None:
+            return {}
+        read = [(last_message(one).split(), candidate(one, self.read).answer) for one in episodes]
+        found = [(message, answer.split()) for message, answer in read if answer != self.params.extract.missing]
+        thoughts = [max(0, len(message) - len(answer)) for message, answer in found]
+        return {
+            "judge_response_rate": len(found) / len(read),
+            "judge_thought_words": sum(thoughts) / max(1, len(found)),
+            "judge_response_words": sum(len(answer) for _, answer in found) / max(1, len(found)),
+        }
 
     @property
     def speed(self) -> float | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -23,7 +23,7 @@ from stages.algorithms.parts.horizon import limits
 from stages.algorithms.registry import composition, learns_token_values
 from stages.algorithms.resolve import contradictions, resolve_section
 from stages.algorithms.settings import Rl
-from stages.annotation.derived import uses_value_model
+from stages.annotation.derived import backbone_contradictions
 from stages.annotation.settings import Annotate
 from stages.curation.settings import Curate
 from stages.curation.thoughts import thought_contradictions
@@ -217,11 +217,12 @@ def parse_as(shape: type[P], values: Mapping[str, Any], source: str) -> P:
 def cross_checks(params: Params, domain: str, source: str) -> None:
     """Raise ParamsError where sections of `domain`, each valid by itself, contradict one another."""
     method, rl = resolve_section(params.section("rl", domain), params.model.max_length)
-    thoughts, settings = params.section("curate", domain).thoughts, params.per_domain[domain].environment
+    section = partial(_section, params, domain)
+    environment = params.per_domain[domain].environment
     problems = [
-        *contradictions(method, rl, partial(_section, params, domain)),
-        *_backbone_contradictions(params, domain),
-        *thought_contradictions(thoughts, params.model.thinking, domain, settings),
+        *contradictions(method, rl, section),
+        *backbone_contradictions(section("annotate").evaluation, params.resources.engine.kind),
+        *thought_contradictions(section("curate").thoughts, params.model.thinking, domain, environment),
     ]
     for problem in problems:
         raise ParamsError(f"{source}: in per_domain.{domain}: {problem}")
@@ -229,15 +230,6 @@ def cross_checks(params: Params, domain: str, source: str) -> None:
 
 def _section(params: Params, domain: str, name: str) -> Any:
     return params.section(name, domain) if name in PerDomain.model_fields else getattr(params, name)
-
-
-def _backbone_contradictions(params: Params, domain: str) -> Iterator[str]:
-    leaves, engine = params.section("annotate", domain).evaluation, params.resources.engine.kind
-    if uses_value_model(leaves) and leaves.backbone == "policy" and engine != "torch":
-        yield (
-            f"annotate.evaluation.backbone 'policy' reads the hidden states of the torch engine, and resources.engine.kind is "
-            f"'{engine}': set backbone to own, or kind to torch"
-        )
 
 
 def check_selectors(params: Params, source: str) -> None:
@@ -249,6 +241,8 @@ def check_selectors(params: Params, source: str) -> None:
         lacking["q"] = "a Q-model, and annotate.q_model.kind is none: set it to step_dpo or regression"
     if not any(learns_token_values(composition(algorithm)) for _, algorithm in sections):
         lacking["value"] = f"token values, and rl.algorithm is {algorithms}: set it to b_coder, or leave out models with +value"
+    if not any(params.section("rl", domain).preference.reward_model for domain in params.domains):
+        lacking["reward"] = "a reward model, and rl.preference.reward_model is false: set it to true, with a method of pairs"
     for model in params.evaluate.models or []:
         selector = model.partition("+")[2]
         if selector == CLOSED_BOOK and not closed_book_domains(params.domains):
@@ -297,7 +291,14 @@ def check_domains(params: Params) -> None:
     for name in params.domains:
         domain = load_domain(name, params.per_domain[name].environment)
         try:
-            rl = resolve_section(params.section("rl", name))[1]
+            method, rl = resolve_section(params.section("rl", name))
+            if method.fits is not None:
+                method.fits(domain, rl)
+            if rl.cost.kind != "none" and not (hasattr(domain, "tools") and domain.tools()):
+                raise ParamsError(
+                    f"rl.cost.kind: {rl.cost.kind} needs priced tools, and {name} has none; set "
+                    f"per_domain.search.environment.route, or cost.kind to none"
+                )
             limits(rl.horizon, domain.settings.max_turns)
             check_returns(rl, *returns_of(domain))
             rl.reannotate.check_returns(*returns_of(domain))

@@ -84,9 +84,10 @@ class Control(Fitting):
 
     @model_validator(mode="after")
     def _counts(self) -> Control:
-        if self.kind == "none" and self.model_fields_set - {"kind"}:
-            name = sorted(self.model_fields_set - {"kind"})[0]
-            raise ValueError(f"control.{name} has no effect: control.kind is none; set it to soft, or remove {name}")
+        fields = type(self).model_fields.items()
+        changed = sorted(name for name, one in fields if getattr(self, name) != one.get_default(call_default_factory=True))
+        if self.kind == "none" and changed:
+            raise ValueError(f"control.{changed[0]} has no effect: control.kind is none; set it to soft, or remove {changed[0]}")
         if self.kind != "none" and len(self.outcomes) < 4:
             raise ValueError("control.outcomes must name at least four outcomes with their utilities")
         return self

@@ -12,7 +12,9 @@ import torch
 from stages.agent.policy import Policy, load_policy
 from stages.judging.chooser import Chooser
 from stages.judging.control import assembly_shares, control, soft_losses, target
+from stages.judging.settings import JudgeModel
 from stages.judging.utility_settings import Control
+from stages.records.sections import params_hash
 
 OUTCOMES = {"key": 2.0, "lamp": 1.0, "box": 0.0, "door": -1.0, "room": -2.0, "barn": -3.0}
 
@@ -36,6 +38,13 @@ def test_soft_loss_and_its_gradient() -> None:
     assert float(loss.detach()) == pytest.approx(0.6109, abs=1e-4)
     assert best.grad is not None
     assert best.grad.abs().max() < 1e-6
+
+
+def test_switched_off_it_survives_a_dump_and_changes_no_hash() -> None:
+    """Contract: a resolved params.yaml that is written out and read again is valid, and the key leaves hashes as they were."""
+    assert Control.model_validate(Control().model_dump()) == Control()
+    with_it = {"sft": {"epochs": 4.0, "control": Control().model_dump()}, "annotate": {"judge_model": JudgeModel().model_dump()}}
+    assert params_hash(with_it) == params_hash({"sft": {"epochs": 4.0}, "annotate": {}})
 
 
 def test_assembly_and_targets() -> None:

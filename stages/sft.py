@@ -7,7 +7,8 @@ adapters are merged into the weights at the end, so data/models/sft is always a 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from stages import params
 from stages.records.episode import IMPORTED, Episode, read_episodes, read_tasks, write_json
@@ -52,6 +53,19 @@ def draw(episodes: list[Episode], count: int | None, seed: int) -> list[Episode]
     return [episode for episode in episodes if episode.episode_id in drawn]
 
 
+def controlled(context: StageContext, policy: Policy) -> dict[str, Any]:
+    """Fine-tune the policy to an assembly's preferences, if sft.control says so; the report's part on it."""
+    params = context.params
+    if params.sft.control.kind == "none":
+        return {}
+    from stages.judging.control import control
+
+    found = control(policy, params.sft.control, params.model.max_length, params.seed, params.resources.tokens_per_batch)
+    for name, value in found.items():
+        context.metric(f"control/{name}", value)
+    return {"control": {"kind": params.sft.control.kind, **found}}
+
+
 def keep_base(context: StageContext) -> None:
     """Without demonstrations, pass the base model on to the next stages."""
     from stages.agent.policy import load_policy, save_policy
@@ -60,10 +74,11 @@ def keep_base(context: StageContext) -> None:
 
     policy = load_policy(context.params.model.path, root=context.root)
     check_served(policy.folder, context.params.model.max_length)
+    steered = controlled(context, policy)
     save_policy(policy.model, policy.tokenizer, context.data / "models" / "sft")
     write_history(context.reports / "sft" / "history.csv", [])
     none = {split: dict.fromkeys(context.params.domains, 0) for split in ("train", "valid")}
-    report = {"steps": 0, "epochs": 0.0, "stopped_early": False, "demonstrations": none, "base_hash": policy.hash}
+    report = {"steps": 0, "epochs": 0.0, "stopped_early": False, "demonstrations": none, "base_hash": policy.hash, **steered}
     write_json(context.reports / "sft.json", report)
 
 
@@ -85,14 +100,21 @@ def write_outputs(
         # Merge into the weights as stored: those in training may be rounded to bfloat16.
         model = load_policy(context.params.model.path, root=context.root).model
         fold(model, deltas(policy.model))
+    steered = controlled(context, replace(policy, model=model))
     save_policy(model, policy.tokenizer, context.data / "models" / "sft")
     write_history(context.reports / "sft" / "history.csv", history)
     counts = {
         split: {domain: sum(episode.domain == domain for episode in episodes) for domain in context.params.domains}
         for split, episodes in demonstrations.items()
     }
-    report = {"demonstrations": counts, "parameters": model.num_parameters(), "base_hash": policy.hash, **job.report(history)}
-    write_json(context.reports / "sft.json", report)
+    report = {
+        "demonstrations": counts,
+        "parameters": model.num_parameters(),
+        "base_hash": policy.hash,
+        **job.report(history),
+        **steered,
+    }
+    write_json(context.reports / "sft.json", {**report, **steered})
     for name, value in job.ledger.metrics().items():
         context.metric(name, value)
     context.artifact(context.reports / "sft.json")

@@ -39,7 +39,7 @@ _TEXT = ("tradeoff", "family", "method", "paper", "switch", "untuned", "ungated"
 _PER_DOMAIN = ("curate", "rollout", "annotate", "rl")
 
 
-Metric = Annotated[str, Field(pattern=r"^(panel|history|report|annotate|labels|offline|control|designs)\.[\w.]+$")]
+Metric = Annotated[str, Field(pattern=r"^(panel|history|report|sft|annotate|utilities|labels|offline|control|designs)\.[\w.]+$")]
 
 
 def is_share(metric: str) -> bool:
@@ -64,7 +64,8 @@ class Claim(Section):
     `history.<column>.<mean|first|last>`: while training, over all steps or the first or last fifth of them.
     `history.steps_to_success.<percent>`: environment steps until the mean success of five training steps is that; the budget if
     it never is. `report.<key>.<key> ...`: of reports/rl/<domain>.json. `annotate.<key>.<key> ...`: of
-    reports/annotate/<domain>.json. `labels.<known|keydoor>.<key>`: of a run of lane labels (stages/claims/mcts_labels.py).
+    reports/annotate/<domain>.json. `sft.<key>.<key> ...`: of reports/sft.json. `utilities.<key>`: of the one model evaluated,
+    if evaluate.utilities is set. `labels.<known|keydoor>.<key>`: of a run of lane labels (stages/claims/mcts_labels.py).
     `offline.<key>`, `control.<key>`: of a run of lane control. `designs.<key>`: of a run of lane designs
     (stages/claims/design_metrics.py)."""
     kind: Kind = "superiority"

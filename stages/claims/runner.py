@@ -92,6 +92,11 @@ def read_metric(name: str, folder: Path, domain: str) -> float:
             return _from_panel(folder, domain, key)
         if kind == "history":
             return _from_history(folder, domain, key)
+        if kind == "sft":
+            return _nested(read_json(folder / "reports" / "sft.json"), key)
+        if kind == "utilities":
+            (found,) = read_json(folder / "reports" / "evaluation.json")["utilities"]["models"].values()
+            return _nested(found, key)
         return _nested(read_json(folder / "reports" / {"report": "rl"}.get(kind, kind) / f"{domain}.json"), key)
     except (KeyError, TypeError, ValueError, ZeroDivisionError, FileNotFoundError) as error:
         raise RunFailedError(f"the run in {folder} has no metric '{name}' (not found: {error!r})") from error

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from stages.agent.scaffold import Scaffold
 from stages.engine.settings import SamplingParams
+from stages.judging.utility_settings import Utilities
 from stages.runtime.validation import Count, Section
 
 
@@ -40,5 +41,7 @@ class Evaluate(Section):
     """Episodes between checkpoints."""
     sampling: SamplingParams = SamplingParams(temperature=0.5, top_p=0.95)
     scaffold: Scaffold = Scaffold()
+    utilities: Utilities | None = None
+    """What the models prefer among outcomes, and how coherently. null: not asked."""
     split: Literal["test", "valid"] = "test"
     """valid: the validation tasks instead of the frozen panels, for choosing settings."""

@@ -97,7 +97,7 @@ REWARDED_BY = {"judge": "judge", "references": "references", "verifier": "verifi
 """Keys of section `rl` -> the reward.kind with which they have an effect; without it they are left out of hashes."""
 
 
-IDLE = {"judge_model": ("kind", "none")}
+IDLE = {"judge_model": ("kind", "none"), "control": ("kind", "none")}
 """Sections that are left out of hashes while this key of theirs has this value: adding them changed no hash."""
 
 

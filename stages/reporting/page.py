@@ -19,6 +19,7 @@ from stages.reporting.sections.provenance import provenance_section
 from stages.reporting.sections.search import search_section
 from stages.reporting.sections.speed import speed_section
 from stages.reporting.sections.tools import tools_section
+from stages.reporting.sections.utilities import utilities_section
 from stages.reporting.style import css_variables
 from stages.reporting.template import template
 from stages.reporting.viewer.links import VIEWER
@@ -36,6 +37,7 @@ DETAILS: Sequence[Builder] = (
     judges_section,
     tools_section,
     merge_section,
+    utilities_section,
     design_section,
     provenance_section,
 )

@@ -264,7 +264,7 @@ def test_tree_nodes_hold_actions_without_thoughts(tiny_policy: Path) -> None:
 
 def test_every_stage_passes_model_thinking_to_chat() -> None:
     """Contract: whoever makes a chat for the run's policy passes `model.thinking`; only pretraining has no thoughts, and a judge
-    model, which answers by the probabilities of its options."""
+    or a model that is asked for a choice, which answer by the probabilities of their options."""
     missing = []
     for path in sorted((ROOT / "stages").rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -281,7 +281,12 @@ def test_every_stage_passes_model_thinking_to_chat() -> None:
                 missing.append(where)
             if function == "EngineSettings.of" and arguments < 3:
                 missing.append(where)
-    assert missing == ["stages/judging/generative.py", "stages/judging/local.py", "stages/pretraining/__main__.py"]
+    assert missing == [
+        "stages/judging/chooser.py",
+        "stages/judging/generative.py",
+        "stages/judging/local.py",
+        "stages/pretraining/__main__.py",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ CARD = Card(
     reduces_to="judge.extract.marker '': RLHF with the same reward model; reward.kind environment: GRPO with thoughts; groups of "
     "2: the better of two",
     tested_by="tests/judging/test_extraction.py, tests/training/test_rlmt.py, tests/curation/test_thoughts.py",
-    switch="rl.algorithm: rlmt; model.thinking: {}",
+    switch="rl.algorithm: rlmt",
 )
 
 COMPOSITION = Composition(

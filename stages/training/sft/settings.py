@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from stages.judging.utility_settings import Control
 from stages.runtime.validation import Count, NonNegative, Positive, Section, Share
 
 
@@ -35,3 +36,5 @@ class Sft(Section):
     """Validations without a lower loss before training stops."""
     checkpoint_every: Count = 100
     """Steps."""
+    control: Control = Control()
+    """Fine-tuning to an assembly's preferences after the demonstrations."""

@@ -171,11 +171,10 @@ class SearchDomain(GradedDomain[SearchSettings]):
         if not self.settings.instructions:
             return ""
         if self.settings.tool_mode is not None:
-            think, searches = self.settings.think, self.settings.tool_mode != "none"
-            verbs = [*["think <why>"] * think, *["search <query>"] * searches, "answer <name>"]
-            return f"Each turn, write one action: {' or '.join(verbs)}.\n" + (
-                RESULT_INSTRUCTIONS if self.writes_evidence() else ""
-            )
+            thoughts = ["think <why>"] if self.settings.think else []
+            searches = ["search <query>"] if self.settings.tool_mode != "none" else []
+            actions = " or ".join([*thoughts, *searches, "answer <name>"])
+            return f"Each turn, write one action: {actions}.\n" + (RESULT_INSTRUCTIONS if self.writes_evidence() else "")
         return INSTRUCTIONS + (JUDGE_INSTRUCTIONS if self.settings.judge is not None else "")
 
     def writes_evidence(self) -> bool:

@@ -17,8 +17,9 @@ from typing import Annotated, Any, Literal, TypeVar
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from stages.agent.model_names import CLOSED_BOOK, SELECTORS, VARIANTS, model_names
+from stages.agent.model_names import ENVIRONMENTS, SELECTORS, VARIANTS, model_names
 from stages.agent.settings import Model, Rollout
+from stages.algorithms.domains import check_domain
 from stages.algorithms.parts.horizon import limits
 from stages.algorithms.registry import composition, learns_token_values
 from stages.algorithms.resolve import contradictions, resolve_section
@@ -27,7 +28,7 @@ from stages.annotation.derived import backbone_contradictions
 from stages.annotation.settings import Annotate
 from stages.curation.settings import Curate
 from stages.curation.thoughts import thought_contradictions
-from stages.evaluation.scorers import closed_book_domains
+from stages.evaluation.scorers import variant_domains
 from stages.evaluation.settings import Evaluate
 from stages.merging.contract import MergeError
 from stages.merging.settings import Merge
@@ -153,7 +154,8 @@ class Params(Section):
         unknown = sorted(set(self.evaluate.models or []) - set(known))
         if unknown:
             raise ValueError(
-                f"evaluate.models names {unknown}; there are {', '.join(models)}, each also with {selectors}, +{CLOSED_BOOK}"
+                f"evaluate.models names {unknown}; there are {', '.join(models)}, each also with "
+                f"{selectors}, {', '.join(f'+{name}' for name in ENVIRONMENTS)}"
             )
         best_of = next((model for model in self.evaluate.models or [] if model.partition("+")[2] in SELECTORS), None)
         sampling, text = self.evaluate.sampling, self.resources.engine.text
@@ -245,10 +247,12 @@ def check_selectors(params: Params, source: str) -> None:
         lacking["reward"] = "a reward model, and rl.preference.reward_model is false: set it to true, with a method of pairs"
     for model in params.evaluate.models or []:
         selector = model.partition("+")[2]
-        if selector == CLOSED_BOOK and not closed_book_domains(params.domains):
+        if selector in ENVIRONMENTS and not variant_domains(params.domains, selector):
+            (key,) = ENVIRONMENTS[selector]
             raise ParamsError(
-                f"{source}: evaluate.models: {model} plays without tools, and none of {', '.join(params.domains)} has a setting "
-                f"closed_book: add factbook to domains, or leave it out"
+                f"{source}: evaluate.models: {model} plays with {key}: {ENVIRONMENTS[selector][key]}, and none of "
+                f"{', '.join(params.domains)} has a setting {key}: add {'factbook' if key == 'closed_book' else 'search'} to "
+                f"domains, or leave it out"
             )
         if selector in lacking:
             raise ParamsError(f"{source}: evaluate.models: {model} needs {lacking[selector]}")
@@ -292,13 +296,7 @@ def check_domains(params: Params) -> None:
         domain = load_domain(name, params.per_domain[name].environment)
         try:
             method, rl = resolve_section(params.section("rl", name))
-            if method.fits is not None:
-                method.fits(domain, rl)
-            if rl.cost.kind != "none" and not (hasattr(domain, "tools") and domain.tools()):
-                raise ParamsError(
-                    f"rl.cost.kind: {rl.cost.kind} needs priced tools, and {name} has none; set "
-                    f"per_domain.search.environment.route, or cost.kind to none"
-                )
+            check_domain(method, rl, domain)
             limits(rl.horizon, domain.settings.max_turns)
             check_returns(rl, *returns_of(domain))
             rl.reannotate.check_returns(*returns_of(domain))

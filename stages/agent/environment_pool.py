@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from threading import Lock
 from typing import Any
 
-from stages.environments.protocol import Environment, Observation, Step
+from stages.environments.protocol import Environment, Observation, Step, tell_logprobs
 from stages.records.task import Task
 from stages.runtime.parent import die_with_parent
 from stages.runtime.resources import Resources
@@ -115,10 +115,15 @@ def _serve(link: Connection, make: Callable[[], Environment]) -> None:
         try:
             if number not in environments:
                 environments[number] = make()
-            answer: tuple[Any, Exception | None] = getattr(environments[number], method)(*arguments), None
+            answer: tuple[Any, Exception | None] = _called(environments[number], method, arguments), None
         except Exception as error:
             answer = None, error
         link.send(answer)
+
+
+def _called(environment: Environment, method: str, arguments: Any) -> Any:
+    """`drawn` is a method that few environments have."""
+    return tell_logprobs(environment, *arguments) if method == "drawn" else getattr(environment, method)(*arguments)
 
 
 class _RemoteEnvironment:
@@ -132,6 +137,9 @@ class _RemoteEnvironment:
 
     def step(self, action: str) -> Step:
         return self._process.call(self._number, "step", action)
+
+    def drawn(self, logprobs: Sequence[float]) -> None:
+        self._process.call(self._number, "drawn", logprobs)
 
     def snapshot(self) -> Any:
         return self._process.call(self._number, "snapshot")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stages.runtime.validation import ParamsError
 
@@ -23,7 +23,14 @@ SELECTORS = {
 several episodes."""
 CLOSED_BOOK = "closed_book"
 """`<model>+closed_book` in evaluate.models: without tools, in domains whose settings have `closed_book`."""
-VARIANTS = (*SELECTORS, CLOSED_BOOK)
+ENVIRONMENTS: Mapping[str, Mapping[str, Any]] = {
+    CLOSED_BOOK: {CLOSED_BOOK: True},
+    "self_search": {"tool_mode": "self"},
+    "real_search": {"tool_mode": "real"},
+    "gated_search": {"tool_mode": "entropy_gated"},
+}
+"""`<model>+<variant>` in evaluate.models: the model plays with these settings of the environment, in domains that have them."""
+VARIANTS = (*SELECTORS, *ENVIRONMENTS)
 
 
 def model_names(domains: Sequence[str]) -> list[str]:

@@ -20,7 +20,7 @@ from stages.agent.chat import Chat, Encoded
 from stages.agent.environment_pool import EnvironmentPool, result_of
 from stages.agent.rounds import Group, Rounds
 from stages.engine.engine import Engine, Sampling, Turn
-from stages.environments.protocol import Step
+from stages.environments.protocol import Step, tell_logprobs
 from stages.records.actions import action_key
 from stages.records.episode import Episode, Owner, TurnRecord
 from stages.records.task import Task, opening
@@ -111,9 +111,10 @@ class Collector:
 
     @staticmethod
     @spans.span("environment")
-    def _act(play: ActiveEpisode, action: str, keep: bool) -> tuple[str, Step, Any]:
+    def _act(play: ActiveEpisode, action: str, logprobs: Sequence[float], keep: bool) -> tuple[str, Step, Any]:
         """Act; return the state key before the action, the step and, if `keep`, the environment's snapshot after it."""
         before = play.state_key
+        tell_logprobs(play.environment, logprobs)
         step = play.environment.step(action)
         spans.count("environment_steps")
         play.state_key = "" if step.done else play.environment.state_key()
@@ -207,6 +208,8 @@ class Collector:
         """Add the action's result, and continue unless the episode is over."""
         episode = play.episode
         end = len(episode.token_ids)
+        if step.evidence:
+            episode.own(end - len(turn.token_ids), Owner.EVIDENCE)
         observation = step.observation.text
         episode.turns.append(
             TurnRecord(
@@ -314,7 +317,7 @@ class Collector:
                 if recorded := self._record_turn(turn):
                     play, parsed = recorded
                     keep = self._rounds.group(play.request) is not None
-                    steps.append((play, turn, parsed, workers.submit(self._act, play, parsed.action, keep)))
+                    steps.append((play, turn, parsed, workers.submit(self._act, play, parsed.action, turn.logprobs, keep)))
         return sorted(self.done, key=lambda episode: episode.episode_id)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from stages.environments.protocol import Environment, Observation, Step
+from stages.environments.protocol import Environment, Observation, Step, tell_logprobs
 from stages.records.task import Task
 from stages.runtime.validation import Count, Section
 
@@ -68,6 +68,10 @@ class ScaffoldedEnvironment:
         self._task = task.prompt
         self._thinking = self.scaffold.think in ("plan", "both")
         return Observation("\n".join(filter(None, (observation.text, ASK_PLAN)))) if self._thinking else observation
+
+    def drawn(self, logprobs: Sequence[float]) -> None:
+        if not self._thinking:
+            tell_logprobs(self.environment, logprobs)
 
     def step(self, action: str) -> Step:
         if self._thinking:

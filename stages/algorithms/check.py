@@ -120,7 +120,12 @@ def _batch() -> TrajectoryBatch:
         accepted=torch.ones(count, 1, dtype=torch.bool),
         tool_calls=torch.zeros(count),
         tools=torch.zeros(count, dtype=torch.int64),
-        terms={**dict(zip(JUDGMENT_TERMS, judgments.T, strict=True)), "well_formed": torch.ones(count), "exact_match": rewards},
+        terms={
+            **dict(zip(JUDGMENT_TERMS, judgments.T, strict=True)),
+            "well_formed": torch.ones(count),
+            "exact_match": rewards,
+            "format_graded": _random(count),
+        },
     ).with_extra(
         Costs(100 * _random(count)),
         GreedyReturns(torch.zeros(count)),

@@ -28,7 +28,8 @@ from stages.annotation.prefixes import CACHED_TOKENS, PrefixStore
 from stages.annotation.requests import SearchPlan, TurnRequest, ValueRequest
 from stages.annotation.tree import Edge, Tree
 from stages.engine.engine import Engine, Sampling, Turn
-from stages.environments.protocol import Environment
+from stages.environments.protocol import Environment, tell_logprobs
+from stages.records.episode import Owner
 from stages.records.task import SUCCESS_TERM, Task, opening
 from stages.runtime import spans
 from stages.seeding import key64
@@ -162,7 +163,7 @@ class Search:
                         self._append_edge(rollout, known, finished)
                         continue
                     action = self.chat.action_text(turn.token_ids)
-                    future = workers.submit(self._step_environment, rollout, action)
+                    future = workers.submit(self._step_environment, rollout, action, turn.logprobs)
                     if not self.threaded:
                         future.exception()
                     stepping.append((rollout, turn, action, future))
@@ -297,7 +298,7 @@ class Search:
         return tree.nodes[child].edge
 
     @spans.span("environment")
-    def _step_environment(self, rollout: _Rollout, action: str) -> tuple[Any, str, int]:
+    def _step_environment(self, rollout: _Rollout, action: str, logprobs: Sequence[float]) -> tuple[Any, str, int]:
         """In the environments' thread: take the action; its step, the state after it, and the number of steps replayed."""
         growth, tree = rollout.growth, rollout.growth.tree
         replayed = 0
@@ -309,11 +310,14 @@ class Search:
             place = max(place for place, index in enumerate(path) if index in known)
             rollout.environment.restore(known[path[place]])
             for index in path[place + 1 :]:
-                rollout.environment.step(tree.nodes[index].edge.action)
+                known_edge = tree.nodes[index].edge
+                tell_logprobs(rollout.environment, known_edge.logprobs)
+                rollout.environment.step(known_edge.action)
                 replayed += 1
                 if index == start:
                     growth.taken[index] = rollout.environment.snapshot()
             self._check_state(growth, path[-1], rollout.environment)
+        tell_logprobs(rollout.environment, logprobs)
         step = rollout.environment.step(action)
         if step.done:
             return step, "", replayed
@@ -364,7 +368,7 @@ class Search:
             state_key=state_key,
             success=step.terms.get(SUCCESS_TERM),
             accepted=step.accepted,
-            owners=turn.owners,
+            owners=(int(Owner.EVIDENCE),) * len(turn.token_ids) if step.evidence else turn.owners,
         )
 
     def _append_edge(self, rollout: _Rollout, edge: Edge, finished: Callable[[Tree], None]) -> None:

@@ -42,6 +42,8 @@ class Step:
     cost: float = 0.0
     terms: Mapping[str, float] = field(default_factory=dict)
     """Named parts of the reward, e.g. {"exact_match": 1.0, "f1": 1.0}; reported, not summed. See also `SUCCESS_TERM`."""
+    evidence: bool = False
+    """The action stood for an observation: the policy wrote the result of its own search. EVIDENCE then owns its tokens."""
 
     @property
     def done(self) -> bool:
@@ -77,6 +79,14 @@ class Environment(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+def tell_logprobs(environment: Environment, logprobs: Sequence[float]) -> None:
+    """Tell an environment with a method `drawn(logprobs)` the log-probabilities of the tokens of the action that it gets next, as
+    they were drawn; others are not told. Such an environment depends on how sure the policy was of its actions."""
+    drawn = getattr(environment, "drawn", None)
+    if drawn is not None:
+        drawn(list(logprobs))
 
 
 class DomainSettings(Checked):
@@ -172,6 +182,7 @@ class Domain(Protocol):
     # For off-policy methods: `known_actions(task) -> Sequence[tuple[str, float]]`, final actions with their return.
     # For stages that play the domain: `ready() -> None`, called in the stage's own process before it loads a model. It finds what
     # the domain needs on this machine (a sandbox, say), prints it to standard error, and raises ParamsError if it is missing.
+    # For results that the policy writes itself: `writes_evidence() -> bool`.
     # For costs in rewards (`rl.cost`): `tools() -> Sequence[str]`, the names of priced tools.
     # For critics: `returns() -> tuple[float, float]`, the smallest and largest return, if they are not 0 and 1.
     # For curation:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from stages.agent.model_names import CLOSED_BOOK, VARIANTS, model_folder, model_names
+from stages.agent.model_names import ENVIRONMENTS, VARIANTS, model_folder, model_names
 from stages.curation.panel import Panel
 from stages.evaluation.panels import BestOf, Job, jobs_of
 from stages.runtime.stage import StageContext
@@ -26,7 +26,7 @@ def model_folders(context: StageContext) -> dict[str, Path]:
 def choosing(context: StageContext, name: str) -> BestOf | None:
     """How the model `name` selects actions with a scorer, if it does."""
     _, plus, by = name.partition("+")
-    return BestOf.of(by, context.params.evaluate, context.data / "models") if plus and by != CLOSED_BOOK else None
+    return BestOf.of(by, context.params.evaluate, context.data / "models") if plus and by not in ENVIRONMENTS else None
 
 
 def plan_jobs(
@@ -41,10 +41,10 @@ def plan_jobs(
     for name, folder in folders.items():
         check_folder(folder)
         best_of = choosing(context, name)
-        closed = name.endswith(f"+{CLOSED_BOOK}")
+        variant = name.partition("+")[2]
         digest = best_of.hash(policy_hash(folder), domains[name]) if best_of else policy_hash(folder)
-        if closed:
-            digest = hashlib.sha256(f"{digest}+{CLOSED_BOOK}".encode()).hexdigest()[:16]
+        if variant in ENVIRONMENTS:
+            digest = hashlib.sha256(f"{digest}+{variant}".encode()).hexdigest()[:16]
         same = first.setdefault(digest, name)
         if same != name:
             print(f"evaluate: {name} is identical to {same}; it is played once", file=sys.stderr)
@@ -53,6 +53,6 @@ def plan_jobs(
         of_model = {domain: panels[domain] for domain in domains[name]}
         size = (evaluate.attempts, evaluate.chunk)
         jobs[name] = jobs_of(folder, digest, of_model, context.data / "curated", *size, best_of)
-        if closed:
-            jobs[name] = [replace(job, environment={**job.environment, CLOSED_BOOK: True}) for job in jobs[name]]
+        if variant in ENVIRONMENTS:
+            jobs[name] = [replace(job, environment={**job.environment, **ENVIRONMENTS[variant]}) for job in jobs[name]]
     return jobs

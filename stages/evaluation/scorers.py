@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from stages.agent.model_names import CLOSED_BOOK
+from stages.agent.model_names import ENVIRONMENTS
 from stages.environments.registry import load_domain
 
 LACKING = {
@@ -29,17 +29,18 @@ def scorers(models: Path, domains: Sequence[str]) -> dict[str, list[str]]:
     }
 
 
-def closed_book_domains(domains: Sequence[str]) -> list[str]:
-    """Those of `domains` that can be played without tools."""
-    return [domain for domain in domains if CLOSED_BOOK in type(load_domain(domain).settings).model_fields]
+def variant_domains(domains: Sequence[str], variant: str) -> list[str]:
+    """Those of `domains` whose environment has the settings of a variant in ENVIRONMENTS."""
+    keys = ENVIRONMENTS[variant].keys()
+    return [domain for domain in domains if keys <= type(load_domain(domain).settings).model_fields.keys()]
 
 
 def scored_domains(models: Path, domains: Sequence[str], choice: str) -> list[str]:
     """The domains whose panels a model with this choice among actions plays ("": no choice): those with a Q-model or token
-    values if it needs them, those that can be played without tools for `closed_book`, else all. Raises FileNotFoundError if
+    values if it needs them, those whose environment has its settings for a variant of it, else all. Raises FileNotFoundError if
     there are none."""
-    if choice == CLOSED_BOOK:
-        return closed_book_domains(domains)
+    if choice in ENVIRONMENTS:
+        return variant_domains(domains, choice)
     found = scorers(models, domains)[choice] if choice in LACKING else list(domains)
     if not found:
         raise FileNotFoundError(f"evaluate.models: +{choice} finds no model to rank with in {models}. {LACKING[choice]}")

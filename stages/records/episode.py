@@ -151,6 +151,10 @@ class Episode:
         self.logprob.extend(logprobs if logprobs is not None else [0.0] * len(token_ids))
         self.turn.extend([turn] * len(token_ids))
 
+    def own(self, start: int, owner: Owner) -> None:
+        """Record another owner of the policy's tokens from `start` on, as the environment that they went to says."""
+        self.owner[start:] = [int(owner) if one == Owner.POLICY else one for one in self.owner[start:]]
+
     @property
     def success(self) -> bool:
         """See `stages.records.task.succeeded`."""

@@ -87,6 +87,7 @@ ADDED_PARTS: Mapping[str, Any] = {
         **{"kind": "none", "weight": 0.0, "only_correct": True, "transform": "sqrt", "bounds": "running", "window": 1000},
         **{"low": 0.05, "high": 0.95, "cheap": 0.0, "dear": 1000.0},
     },
+    "evidence": "exclude",
     "reward_model": False,
     "reward_learning_rate": 1e-4,
 }

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stages.agent.model_names import CLOSED_BOOK
+from stages.agent.model_names import CLOSED_BOOK, ENVIRONMENTS
 from stages.reporting.generated_blocks import markdown_table
 
 NBSP = "\u00a0"
@@ -117,7 +117,7 @@ def model_label(model: str, domain: str) -> str:
     if model == f"rl@{domain}":
         return "specialist"
     model, plus, by = model.partition("+")
-    how = "without tools" if by == CLOSED_BOOK else f"best action by {by}"
+    how = "without tools" if by == CLOSED_BOOK else by.replace("_", " ") if by in ENVIRONMENTS else f"best action by {by}"
     return MODEL_LABELS.get(model, model) + (f", {how}" if plus else "")
 
 

@@ -56,7 +56,12 @@ def build(
         accepted=torch.ones(count, most, dtype=torch.bool),
         tool_calls=torch.zeros(count),
         tools=torch.zeros(count, dtype=torch.int64),
-        terms={**dict.fromkeys(JUDGMENT_TERMS, torch.zeros(count)), "well_formed": torch.ones(count), "exact_match": flat},
+        terms={
+            **dict.fromkeys(JUDGMENT_TERMS, torch.zeros(count)),
+            "well_formed": torch.ones(count),
+            "exact_match": flat,
+            "format_graded": torch.ones(count),
+        },
     ).with_extra(
         Costs(torch.arange(count) * 10.0),
         distinct_keys([len(span) for span in spans], most),

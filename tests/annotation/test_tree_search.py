@@ -1,5 +1,7 @@
 """Tree search: trees do not depend on each other, limits hold, and no known step is repeated."""
 
+from dataclasses import replace
+
 import pytest
 from tabular import actions_of, grow
 
@@ -8,7 +10,8 @@ from stages.annotation.prefixes import PrefixStore
 from stages.annotation.search import Search
 from stages.annotation.settings import Annotate
 from stages.claims.known_tree import DEPTH, Chat, FakeEngine, Pool, World, task
-from stages.records.episode import NODE_SCHEMA, write_table
+from stages.environments.protocol import Step
+from stages.records.episode import NODE_SCHEMA, Owner, write_table
 
 
 @pytest.mark.parametrize("rollouts", [1, 3])
@@ -171,3 +174,42 @@ def test_environment_error_ends_the_search():
 
     with pytest.raises(ValueError, match="the game file is damaged"):
         Search(FakeEngine(), Chat(), BrokenPool(), Annotate(), 0, 10_000).grow([task("a"), task("b")])
+
+
+class HearingWorld(World):
+    """Depends on how likely its actions were, and takes the first one for a result that the policy wrote."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: tuple[float, ...] = ()
+        self.heard: tuple[float, ...] = ()
+
+    def drawn(self, logprobs) -> None:
+        self.told = tuple(logprobs)
+
+    def step(self, action: str) -> Step:
+        first = not self.actions
+        assert self.told, "log-probabilities come before the action, also where a path is repeated"
+        self.heard, self.told = (*self.heard, *self.told), ()
+        return replace(super().step(action), evidence=first)
+
+    def snapshot(self):
+        return super().snapshot(), self.heard
+
+    def restore(self, state) -> None:
+        super().restore(state[0])
+        self.heard, self.told = state[1], ()
+
+    def state_key(self) -> str:
+        return f"{self.actions} {sum(self.heard):.6f}"
+
+
+def test_trees_tell_log_probabilities_and_record_written_results(monkeypatch: pytest.MonkeyPatch):
+    """Contract: a state that depends on how sure the policy was is the same when its path is repeated (the search checks that);
+    tokens of a result that the policy wrote are evidence."""
+    monkeypatch.setattr(Pool, "take", lambda self: self.free.pop() if self.free else HearingWorld())
+    (tree,) = grow(["a"], iterations=24, expand_k=3, threaded=False)
+    assert tree.counters["replayed_steps"] > 0
+    for index, node in enumerate(tree.nodes[1:], start=1):
+        written = len(tree.path(index)) == 2
+        assert node.edge.owners == ((int(Owner.EVIDENCE),) * len(node.edge.token_ids) if written else ())

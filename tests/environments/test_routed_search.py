@@ -199,7 +199,7 @@ def test_prompts_describe_the_pool_and_explain_actions(tasks: list[Task], tmp_pa
         ({"route": {"pool": [POOL[0], POOL[0]]}}, "twice"),
         ({"route": {"pool": [POOL[3]]}}, "only new members"),
         ({"route": {"pool": [{"name": "a", "price": 1.0, "retriever": {"relations": ["king"]}}]}}, "king"),
-        ({"route": {"pool": POOL}, "judge": {}}, "two protocols"),
+        ({"route": {"pool": POOL}, "judge": {}}, "2 protocols"),
     ],
 )
 def test_bad_pools_are_refused(settings: dict[str, Any], message: str) -> None:

@@ -139,7 +139,7 @@ def test_closed_book_models_play_the_same_panel_without_tools(context: StageCont
         ("sft+closed_book", "sft", "factbook", len(tasks))
     ]
     nobody = {**values, "domains": ["search"], "per_domain": {"search": {}}}
-    with pytest.raises(ParamsError, match=r"sft\+closed_book plays without tools, and none of search has"):
+    with pytest.raises(ParamsError, match=r"sft\+closed_book plays with closed_book: True, and none of search has"):
         parse_params(nobody)
 
 

@@ -48,6 +48,10 @@ class Loss(Part):
     entropy_aggregation: Annotated[Literal["loss", "token_mean"], AppliesAboveZero("entropy_coef")] = "loss"
     """How the entropy bonus is aggregated: like the loss, or always as a mean over tokens."""
 
+    evidence: Literal["exclude", "include"] = "exclude"
+    """Results that the policy wrote for its own searches (SSRL): not trained on, or trained on like its other tokens. Who wrote a
+    token is recorded; what a text looks like changes nothing."""
+
     @classmethod
     def derive(cls, given: Rl, values: dict[str, Any], max_length: int | None) -> None:
         loss = values["loss"]

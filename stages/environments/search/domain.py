@@ -23,8 +23,10 @@ from stages.environments.protocol import DomainSettings
 from stages.environments.search.environment import SearchEnvironment
 from stages.environments.search.index import SearchIndex
 from stages.environments.search.judged import JudgedSearchEnvironment, JudgeSettings
+from stages.environments.search.known import Known, check_known, known_recipes, known_world
 from stages.environments.search.routed import RoutedSearchEnvironment, RouteSettings
 from stages.environments.search.scoring import stated_answer
+from stages.environments.search.self_search import SelfSearchEnvironment, ToolMode
 from stages.environments.search.world import RELATIONS, Page, World, draw_chain, make_world, question, split_of
 from stages.records.task import Split, Task
 from stages.seeding import stream
@@ -32,6 +34,7 @@ from stages.seeding import stream
 MAX_HOPS = 3
 TASKS_PER_WORLD = 8
 INSTRUCTIONS = "Find the answer in the encyclopaedia. Each turn, write one action: search <query> or answer <name>.\n"
+RESULT_INSTRUCTIONS = "When asked for the result of a search, write what the encyclopaedia says.\n"
 JUDGE_INSTRUCTIONS = "After each search, write judge yes if the result helps, else judge no, and then search again.\n"
 _FIELDS: dict[str, type] = {"task_id": str, "split": str, "world": int, "hops": int, "start": str, "relations": list}
 
@@ -57,12 +60,26 @@ class SearchSettings(DomainSettings):
     route: Annotated[RouteSettings | None, Field(exclude_if=lambda route: route is None)] = None
     """Searches go to members of a pool of priced tools, `search <name>: <question>`: for `rl.algorithm: router_r1`."""
 
+    tool_mode: Annotated[ToolMode | None, Field(exclude_if=lambda mode: mode is None)] = None
+    """Who writes the results of searches, for `rl.algorithm: ssrl`: the policy (`self`), the tool (`real`), or the tool where a
+    query is less certain than the one before (`entropy_gated`); `none`: there are no searches. null: the tool, without thoughts
+    and format scores."""
+    think: Annotated[bool, Field(exclude_if=lambda think: think)] = True
+    """tool_mode: `think <why>` is an action, which the format score counts; false for reasoning models."""
+    known: Annotated[Known | None, Field(exclude_if=lambda known: known is None)] = None
+    """Ask about one encyclopaedia that the policy may know from its demonstrations; needs curate.seeds for all splits."""
+
     _some_weight = field_validator("hops")(some_weight("hops", "{1: 1, 2: 2, 3: 1}"))
 
     @model_validator(mode="after")
     def _one_protocol(self) -> SearchSettings:
-        if self.judge is not None and self.route is not None:
-            raise ValueError("judge and route are two protocols of search; set one of them to null")
+        given = [key for key in ("judge", "route", "tool_mode") if getattr(self, key) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} are {len(given)} protocols of search; set all but one to null")
+        if not self.think and self.tool_mode is None:
+            raise ValueError("think has an effect with tool_mode only; remove it, or set route.think")
+        if self.tool_mode is not None and self.results != 1:
+            raise ValueError(f"tool_mode shows one page as a result; set results to 1, not {self.results}")
         return self
 
 
@@ -79,6 +96,8 @@ class SearchDomain(GradedDomain[SearchSettings]):
 
     def recipes(self, count: int, seed: int) -> Iterator[dict[str, Any]]:
         """Raw records, grouped by world."""
+        if self.settings.known is not None:
+            return known_recipes(self.settings.known, self.settings.hops, count, seed)
         return world_by_world(count, TASKS_PER_WORLD, seed, self._world_recipes)
 
     def _world_recipes(self, split: Split, number: int) -> Iterator[dict[str, Any]]:
@@ -112,13 +131,16 @@ class SearchDomain(GradedDomain[SearchSettings]):
         bad = [relation for relation in record["relations"] if relation not in RELATIONS]
         if bad:
             raise ValueError(f"'relations' holds {bad}; known are {list(RELATIONS)}")
-        if split_of(record["start"]) != record["split"]:
+        if self.settings.known is not None:
+            check_known(self.settings.known, record)
+        elif split_of(record["start"]) != record["split"]:
             raise ValueError(f"'start' {record['start']!r} is not a name of {record['split']} worlds")
 
     def task(self, record: Mapping[str, Any], worlds: dict[str, World]) -> Task:
-        key = f"{record['split']}-{record['world']:06d}"
+        known = self.settings.known is not None
+        key = f"{'known' if known else record['split']}-{record['world']:06d}"
         if key not in worlds:
-            worlds[key] = make_world(record["split"], record["world"])
+            worlds[key] = known_world(record["world"]) if known else make_world(record["split"], record["world"])
         try:
             chain = worlds[key].chain(record["start"], record["relations"])
         except ValueError as error:
@@ -138,7 +160,7 @@ class SearchDomain(GradedDomain[SearchSettings]):
                 "chain": [asdict(hop) for hop in chain],
             },
             difficulty=float(record["hops"]),
-            cluster=f"search-{key}",
+            cluster=record["task_id"] if known else f"search-{key}",
         )
 
     def _instructions(self, split: Split) -> str:
@@ -148,7 +170,16 @@ class SearchDomain(GradedDomain[SearchSettings]):
             return (route.directions if self.settings.instructions else "") + route.text(split)
         if not self.settings.instructions:
             return ""
+        if self.settings.tool_mode is not None:
+            thoughts = ["think <why>"] if self.settings.think else []
+            searches = ["search <query>"] if self.settings.tool_mode != "none" else []
+            actions = " or ".join([*thoughts, *searches, "answer <name>"])
+            return f"Each turn, write one action: {actions}.\n" + (RESULT_INSTRUCTIONS if self.writes_evidence() else "")
         return INSTRUCTIONS + (JUDGE_INSTRUCTIONS if self.settings.judge is not None else "")
+
+    def writes_evidence(self) -> bool:
+        """Whether some of the policy's turns stand for observations."""
+        return self.settings.tool_mode in ("self", "entropy_gated")
 
     def tools(self) -> list[str]:
         """Names of the priced tools."""
@@ -165,6 +196,9 @@ class SearchDomain(GradedDomain[SearchSettings]):
         if settings.route is not None:
             pool = Pool(settings.route.pool, settings.route.max_reply_tokens)
             make = partial(RoutedSearchEnvironment, route=settings.route, pool=pool)
+        if settings.tool_mode is not None:
+            how: dict[str, Any] = {"mode": settings.tool_mode, "think": settings.think, "known": settings.known}
+            make = partial(SelfSearchEnvironment, **how)
         return make(
             lambda world: self._index(folder / f"{world}.json"),
             settings.results,
@@ -180,5 +214,7 @@ class SearchDomain(GradedDomain[SearchSettings]):
         return stated_answer(action)
 
     def entities(self, task: Task) -> set[str]:
-        """The names along the question's chain, the answer included."""
+        """The names along the question's chain, the answer included; the question itself where splits share an encyclopaedia."""
+        if self.settings.known is not None:
+            return {" ".join((task.spec["world"], task.spec["start"], *task.spec["relations"]))}
         return {task.spec["start"], *(hop["value"] for hop in task.spec["chain"])}

@@ -27,8 +27,9 @@ def padded(rows: Sequence[Sequence[float]], fill: float, dtype: torch.dtype, wid
     return result
 
 
-def trajectory_batch(episodes: Sequence[Episode]) -> TrajectoryBatch:
-    """Episodes, in order, as a batch [B, T] padded on the right; groups are numbered by first appearance.
+def trajectory_batch(episodes: Sequence[Episode], evidence: bool = False) -> TrajectoryBatch:
+    """Episodes, in order, as a batch [B, T] padded on the right; groups are numbered by first appearance. evidence: train on
+    results that the policy wrote for its own searches like on its other tokens.
 
     Raises ValueError for an empty list, and for an episode whose lists differ in length or whose reward is not the sum of its
     turns' rewards.
@@ -48,6 +49,8 @@ def trajectory_batch(episodes: Sequence[Episode]) -> TrajectoryBatch:
             )
     groups = {name: index for index, name in enumerate(dict.fromkeys(episode.group_id for episode in episodes))}
     owner = padded([episode.owner for episode in episodes], int(Owner.PROMPT), torch.int64)
+    if evidence:
+        owner = owner.where(owner != int(Owner.EVIDENCE), int(Owner.POLICY))
     external = owner == int(Owner.EXTERNAL)
     mask = (owner == int(Owner.POLICY)) | external
     turn_rewards = [[turn.reward for turn in episode.turns] for episode in episodes]

@@ -239,7 +239,7 @@ class OnlineJob(RlJob):
             key = (self.labels.seed, self.labels.stream, step)
             self.external = [episode for task_id in drawn for episode in self.demonstrations.draw(task_id, *key)]
         episodes = [*self.played, *self.external]
-        batch = trajectory_batch(episodes)
+        batch = trajectory_batch(episodes, self.rl.loss.evidence == "include")
         if self.scorer is not None:
             batch = batch.with_extra(self.scorer.score(episodes, self.greedy, step))
         batch = self.algorithm.shape(batch)

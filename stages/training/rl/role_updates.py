@@ -43,7 +43,9 @@ class RoleUpdates:
         self.batches, self.episodes = {}, {role: found for role, found in episodes.items() if found}
         for role, found in self.episodes.items():
             algorithm = self.algorithms[role]
-            batch = self.models.annotate(algorithm.shape(trajectory_batch(found)), algorithm)
+            batch = self.models.annotate(
+                algorithm.shape(trajectory_batch(found, algorithm.rl.loss.evidence == "include")), algorithm
+            )
             self.batches[role] = self.policy_updates[role].rescored(algorithm.prepare(batch), step, (*key, role))
 
     def updates(self, step: int, key: Sequence[object], on_policy: bool) -> Iterator[Update]:

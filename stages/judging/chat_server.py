@@ -18,7 +18,7 @@ import httpx
 from stages.judging.chat_settings import ChatParams
 from stages.judging.contract import JudgeError
 from stages.judging.server import LONGEST_WAIT_S, WRONG_SETUP, retry_after
-from stages.runtime.reply_cache import ReplyCache, request_key
+from stages.records.reply_cache import ReplyCache, request_key
 from stages.runtime.validation import shortened
 
 Messages = Sequence[Mapping[str, str]]

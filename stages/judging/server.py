@@ -21,7 +21,7 @@ import httpx
 from stages.judging.contract import Cost, JudgeError, Judgment, Question, Status, digest
 from stages.judging.replies import messages, parse, schema
 from stages.judging.settings import ServerParams
-from stages.runtime.reply_cache import ReplyCache
+from stages.records.reply_cache import ReplyCache
 from stages.runtime.validation import shortened
 
 LONGEST_WAIT_S = 30.0

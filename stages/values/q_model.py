@@ -149,11 +149,11 @@ class RegressionQ(nn.Module):
         """Write the model; `reference_hash`: of the policy whose actions it was trained on."""
         from safetensors.torch import save_file
 
-        def write(target: Path) -> None:
-            self.model.save(target)
+        def write(partial: Path) -> None:
+            self.model.save(partial)
             if self.params.ensemble is not None:
                 tensors = {name: value.detach().cpu().contiguous() for name, value in self.members.state_dict().items()}
-                save_file(tensors, target / _MEMBERS, metadata={"format": "pt"})
+                save_file(tensors, partial / _MEMBERS, metadata={"format": "pt"})
 
         _save(folder, write, self.params, reference_hash)
 

@@ -57,7 +57,8 @@ def test_resending_after_damage_makes_no_duplicates(root: Path, server: Server) 
     assert len(server.client.search_runs([server.experiment])) == 3
     assert len(server.client.get_metric_history(found["rl@search"].info.run_id, "loss")) == 1
     traces = server.client.search_traces(locations=[server.experiment])
-    assert [len(trace.info.assessments) for trace in traces] == [2, 2]
+    expected = len(trace_of(EPISODE, "rl step 1")["scores"]) + 2  # reward and success
+    assert [len(trace.info.assessments) for trace in traces] == [expected, expected]
 
 
 def test_follower_survives_damaged_state_and_full_disk(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +88,7 @@ def test_run_that_ends_before_its_follower_starts_is_sent(root: Path) -> None:
 def test_event_larger_than_a_read_is_sent(root: Path, server: Server) -> None:
     """Contract: events of any size leave the spool, and a large one does not block those after it."""
     spool = spooled(root)
-    large = trace_of({**EPISODE, "messages": [{"role": "user", "content": "x" * (MAX_READ + 100_000)}]})
+    large = trace_of({**EPISODE, "messages": [{"role": "user", "content": "x" * (MAX_READ + 100_000)}]}, "rl step 1")
     spool.append({"kind": "trace", **large})
     spool.append({"kind": "metric", "name": "loss", "value": 0.5, "step": 0})
     spool.append({"kind": "end", "status": "FINISHED"})

@@ -18,11 +18,11 @@ from stages.agent.policy import load_policy
 from stages.algorithms.algorithm import resolve
 from stages.algorithms.parts.turn_critic import TurnCritic
 from stages.algorithms.settings import Rl
+from stages.algorithms.sources import static
 from stages.algorithms.sources.static import TaskSampler
 from stages.runtime.resources import Resources
 from stages.training.common.batches import trajectory_batch, turn_boundaries
 from stages.training.common.loop import make_processes
-from stages.training.rl import online
 from stages.training.rl.curriculum import first_values
 from stages.training.rl.models import Models
 from stages.values.settings import HeadParams
@@ -109,7 +109,7 @@ def test_tasks_are_drawn_by_the_value_of_their_first_state(make_context, tiny_po
         made.append((TaskSampler(*arguments), dict(arguments[1])))
         return made[-1][0]
 
-    monkeypatch.setattr(online, "TaskSampler", make)
+    monkeypatch.setattr(static, "TaskSampler", make)
     context = make_context("rl", rl={**RL, "steps": 1, "curriculum": {"kind": "value", "floor": 0.01}})
     with pytest.raises(FileNotFoundError, match="value_model"):
         rl.run(context)

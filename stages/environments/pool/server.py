@@ -13,7 +13,7 @@ import httpx
 
 from stages.environments.pool.reply import NONE, Reply
 from stages.environments.pool.settings import Server
-from stages.runtime.reply_cache import ReplyCache
+from stages.records.reply_cache import ReplyCache
 from stages.runtime.validation import shortened
 
 LONGEST_WAIT_S = 30.0

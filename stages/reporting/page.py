@@ -15,6 +15,7 @@ from stages.reporting.sections.learning import rl_section, sft_section
 from stages.reporting.sections.merging import merge_section
 from stages.reporting.sections.outcome import confidence_of, lead, outcome_section, tiles
 from stages.reporting.sections.provenance import provenance_section
+from stages.reporting.sections.roles import roles_section
 from stages.reporting.sections.search import search_section
 from stages.reporting.sections.speed import speed_section
 from stages.reporting.style import css_variables
@@ -31,6 +32,7 @@ DETAILS: Sequence[Builder] = (
     rollout_section,
     search_section,
     rl_section,
+    roles_section,
     merge_section,
     design_section,
     provenance_section,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from stages.environments.protocol import DomainSettings
 from stages.environments.search.environment import SearchEnvironment
 from stages.environments.search.index import SearchIndex
 from stages.environments.search.judged import JudgedSearchEnvironment, JudgeSettings
+from stages.environments.search.proposals import read, scripted
 from stages.environments.search.scoring import stated_answer
 from stages.environments.search.world import RELATIONS, Page, World, draw_chain, make_world, question, split_of
 from stages.records.task import Split, Task
@@ -155,6 +156,16 @@ class SearchDomain(GradedDomain[SearchSettings]):
 
     def answer(self, action: str) -> str | None:
         return stated_answer(action)
+
+    def asked(self, question: str) -> str:
+        return self._instructions() + question
+
+    def read(self, question: str, evidence: str) -> str | None:
+        return read(question, evidence)
+
+    def proposal(self, task: Task) -> Sequence[str]:
+        """From the answer back to the start; with few `results`, a search by relation and value often misses the page."""
+        return scripted(task.spec)
 
     def entities(self, task: Task) -> set[str]:
         """The names along the question's chain, the answer included."""

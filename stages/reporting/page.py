@@ -18,6 +18,7 @@ from stages.reporting.sections.provenance import provenance_section
 from stages.reporting.sections.roles import roles_section
 from stages.reporting.sections.search import search_section
 from stages.reporting.sections.speed import speed_section
+from stages.reporting.sections.tools import tools_section
 from stages.reporting.style import css_variables
 from stages.reporting.template import template
 from stages.reporting.viewer.links import VIEWER
@@ -33,6 +34,7 @@ DETAILS: Sequence[Builder] = (
     search_section,
     rl_section,
     roles_section,
+    tools_section,
     merge_section,
     design_section,
     provenance_section,

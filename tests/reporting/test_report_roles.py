@@ -1,4 +1,4 @@
-"""The report's chapter on roles: shown only where training had some; who spoke, what it cost, and what was said in which order."""
+"""The report's chapter on roles, shown only where training had some: who spoke, what it cost, what was said in which order."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ class SearchDomain(GradedDomain[SearchSettings]):
         return stated_answer(action)
 
     def asked(self, question: str) -> str:
-        return self._instructions() + question
+        return self._instructions("train") + question
 
     def read(self, question: str, evidence: str) -> str | None:
         return read(question, evidence)

@@ -62,13 +62,14 @@ ROLE_KEYS = ("advantage", "loss", "reward", "group_size", "sampling")
 
 
 def role_section(method: Composition, rl: Rl, role: str) -> Rl:
-    """The resolved section `rl` as it is for the episodes of a role: the method's choices for the role override it, and
-    `rl.roles` these. Raises ParamsError for keys that a role can't have or that have no effect."""
+    """The resolved section `rl` as it is for the episodes of a role: the choices of the task source for the role override it, the
+    method's these, and `rl.roles` both. Raises ParamsError for keys that a role can't have or that have no effect."""
     own = rl.roles.get(role, {})
     if other := sorted(own.keys() - set(ROLE_KEYS)):
         raise ParamsError(f"rl.roles.{role}.{other[0]}: a role can have its own {', '.join(ROLE_KEYS)}; remove it")
     chosen: dict[str, Any] = {}
-    for key, value in method.roles.get(role, {}).items():
+    by_source = source_class(rl.tasks.source).role_parts.get(role, {})
+    for key, value in {**by_source, **method.roles.get(role, {})}.items():
         section, _, name = key.rpartition(".")
         chosen = deep_merge(chosen, {section: {name: value}} if section else {name: value})
     values = deep_merge(deep_merge(rl.model_dump(), chosen), own)

@@ -75,10 +75,10 @@ class TaskSource:
     """Keys of `rl.tasks.settings`."""
     roles: ClassVar[tuple[str, ...]] = ()
     """Roles of `role_episodes`, each with settings in `rl.roles`."""
+    role_parts: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """Role -> what its section `rl` is by default, by dotted key; a method's `roles` and `rl.roles` override it."""
     main_role: ClassVar[str] = ""
     """Role of the episodes of the tasks that it draws; "" if there are no roles."""
-    roles_first: bool = True
-    """Whether a step's updates on `role_episodes` come before those on the drawn tasks' episodes."""
     curated: ClassVar[bool] = False
     """Whether it draws tasks that curate wrote: then rl.curriculum, rl.selection, and parts that look a task up in what earlier
     stages wrote about it (demonstrations, trees) apply."""
@@ -103,6 +103,15 @@ class TaskSource:
 
     def observe(self, step: int, episodes: Sequence[Episode]) -> None:
         """Learn from the episodes of a step's tasks; nothing by default."""
+
+    @property
+    def roles_first(self) -> bool:
+        """Whether a step's updates on `role_episodes` come before those on the drawn tasks' episodes."""
+        return True
+
+    def learns(self, role: str, step: int) -> bool:
+        """Whether step `step` trains on the episodes of `role`, one of `roles` or the main role."""
+        return True
 
     def role_episodes(self) -> Mapping[str, Sequence[Episode]]:
         """Role of `roles` -> its episodes of this step, after `observe`; rl credits and trains them by `rl.roles`."""

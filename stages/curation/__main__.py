@@ -1,5 +1,6 @@
 """`python -m stages.curation raw DOMAIN --count N --seed S` writes raw records of a domain to standard output, one JSON object a
-line. `games` instead of `raw` plays the training tasks that curate draws from data/raw/DOMAIN.jsonl and writes the games."""
+line. `games` instead of `raw` plays the training tasks that curate draws from data/raw/DOMAIN.jsonl and writes the games;
+`self_play` writes conversations of scripted proposers and readers about them, for `curate.imports` (docs/environments.md)."""
 
 from __future__ import annotations
 
@@ -12,10 +13,12 @@ from tempfile import TemporaryDirectory
 from stages.curation.games import make_games
 from stages.curation.raw import read_raw, record_line
 from stages.curation.selection import order_by_mix
+from stages.curation.self_play import conversations
 from stages.curation.settings import Curate
 from stages.environments.protocol import Domain
 from stages.environments.registry import load_domain
 from stages.params import Params, load_params
+from stages.records.task import Task
 from stages.runtime.command import command
 
 
@@ -29,19 +32,31 @@ def raw_lines(domain: Domain, count: int, seed: int) -> Iterator[str]:
         yield record_line(record)
 
 
-def game_lines(domain: Domain, curate: Curate, count: int, seed: int) -> Iterator[str]:
+def built_tasks(domain: Domain, curate: Curate, folder: Path) -> list[Task]:
+    """The training tasks that curate draws from data/raw."""
     records, _ = read_raw(Path("data/raw") / f"{domain.name}.jsonl", "raw", domain)
     chosen = order_by_mix([record for record in records if record.split == "train"], domain)[: curate.train]
+    return domain.build([record.record for record in chosen], folder, 1)
+
+
+def game_lines(domain: Domain, curate: Curate, count: int, seed: int) -> Iterator[str]:
     with TemporaryDirectory() as folder:
-        tasks = domain.build([record.record for record in chosen], Path(folder), 1)
+        tasks = built_tasks(domain, curate, Path(folder))
         for game in make_games(domain, Path(folder), tasks, count, seed):
             yield record_line(game)
+
+
+def self_play_lines(domain: Domain, curate: Curate, count: int, seed: int) -> Iterator[str]:
+    with TemporaryDirectory() as folder:
+        tasks = built_tasks(domain, curate, Path(folder))
+        for record in conversations(domain, Path(folder), tasks, count, seed):
+            yield record_line(record)
 
 
 @command
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m stages.curation", description=__doc__)
-    parser.add_argument("kind", choices=("raw", "games"))
+    parser.add_argument("kind", choices=("raw", "games", "self_play"))
     parser.add_argument("domain")
     parser.add_argument("--count", type=int, required=True, help="records or games to make")
     parser.add_argument("--seed", type=int, default=0, help="of the records or games (default: %(default)s)")
@@ -54,7 +69,8 @@ def main() -> int:
         if options.kind == "raw":
             lines = raw_lines(domain, options.count, options.seed)
         else:
-            lines = game_lines(domain, params.section("curate", domain.name), options.count, options.seed)
+            make = game_lines if options.kind == "games" else self_play_lines
+            lines = make(domain, params.section("curate", domain.name), options.count, options.seed)
         for line in lines:
             sys.stdout.write(line + "\n")
     except (ValueError, FileNotFoundError) as error:

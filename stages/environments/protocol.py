@@ -175,6 +175,12 @@ class Domain(Protocol):
     # may contain; program judges perceive it with planted errors, and judges are measured against it. Default: the return.
     # `attributes(task, actions) -> Mapping[str, float]`: further qualities of an episode, which principles name
     # (annotate.judge_model.principles), in units in which episodes differ by about 1.
+    # For self-play (`rl.tasks.source: self_play`), where tasks have `spec["answer"]` and episodes end with `answer <text>`:
+    # - `asked(question) -> str`: the prompt of a free question; default: the question;
+    # - `topic(task) -> str`: where the answer is found, for the proposer's prompt; default: "";
+    # - `read(question, evidence) -> str | None`: the answer by rules from what tools showed, for `gate.reader: rules`;
+    # - `proposal(task) -> Sequence[str]`: a scripted proposer's actions, for demonstrations, the last `question <text>`; default:
+    #   the expert's, and the task's prompt as the question.
     # For rewards and judges that read references: `references(task) -> Sequence[str]`, good final actions; and
     # `reward_chain(task) -> stages.records.reward_chain.RewardChain`, their key words and style; default: rules on references.
     # For demonstrations with thoughts (curate.thoughts): `thought(task, actions) -> str`, what an expert thinks before the last

@@ -16,6 +16,7 @@ from stages.reporting.sections.learning import rl_section, sft_section
 from stages.reporting.sections.merging import merge_section
 from stages.reporting.sections.outcome import confidence_of, lead, outcome_section, tiles
 from stages.reporting.sections.provenance import provenance_section
+from stages.reporting.sections.roles import roles_section
 from stages.reporting.sections.search import search_section
 from stages.reporting.sections.speed import speed_section
 from stages.reporting.sections.tools import tools_section
@@ -35,6 +36,7 @@ DETAILS: Sequence[Builder] = (
     search_section,
     rl_section,
     judges_section,
+    roles_section,
     tools_section,
     merge_section,
     utilities_section,

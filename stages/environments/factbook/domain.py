@@ -142,6 +142,10 @@ class FactbookDomain(GradedDomain[FactbookSettings]):
         verb, _, text = action.strip().partition(" ")
         return canonical(text) if verb.lower() == "answer" and text.strip() else None
 
+    def topic(self, task: Task) -> str:
+        """The page that answers the question."""
+        return task.spec["chain"][-1]["page"]
+
     def entities(self, task: Task) -> set[str]:
         """The countries whose pages answer the question."""
         return set(task.spec["countries"])

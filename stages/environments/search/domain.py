@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from stages.environments.search.environment import SearchEnvironment
 from stages.environments.search.index import SearchIndex
 from stages.environments.search.judged import JudgedSearchEnvironment, JudgeSettings
 from stages.environments.search.known import Known, check_known, known_recipes, known_world
+from stages.environments.search.proposals import read, scripted
 from stages.environments.search.routed import RoutedSearchEnvironment, RouteSettings
 from stages.environments.search.scoring import stated_answer
 from stages.environments.search.self_search import SelfSearchEnvironment, ToolMode
@@ -212,6 +213,16 @@ class SearchDomain(GradedDomain[SearchSettings]):
 
     def answer(self, action: str) -> str | None:
         return stated_answer(action)
+
+    def asked(self, question: str) -> str:
+        return self._instructions("train") + question
+
+    def read(self, question: str, evidence: str) -> str | None:
+        return read(question, evidence)
+
+    def proposal(self, task: Task) -> Sequence[str]:
+        """From the answer back to the start; with few `results`, a search by relation and value often misses the page."""
+        return scripted(task.spec)
 
     def entities(self, task: Task) -> set[str]:
         """The names along the question's chain, the answer included; the question itself where splits share an encyclopaedia."""

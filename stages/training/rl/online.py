@@ -152,7 +152,7 @@ class OnlineJob(RlJob):
         collected = time.monotonic()
         prepared = self.prepare(batch, step)
         key = (self.labels.seed, self.labels.stream, step)
-        self.role_updates.prepare(self.source.role_episodes(), step, key)
+        self.role_updates.prepare(self.source, step, key)
         if step in (0, self.rl.steps - 1) or self.finished():
             self.keep_samples(prepared, step)
         if self.off_policy is None:
@@ -160,8 +160,9 @@ class OnlineJob(RlJob):
             first = bool(self.role_updates.batches) and self.source.roles_first
             if first:
                 yield from self.role_updates.updates(step, key, on_policy=True)
-            updates = self.policy_updates.updates(prepared, step, key, on_policy=not first)
-            yield from updates if self.imitation is None else self._with_imitation(self.imitation, updates, step, key)
+            if self.source.learns(self.source.main_role, step):
+                updates = self.policy_updates.updates(prepared, step, key, on_policy=not first)
+                yield from updates if self.imitation is None else self._with_imitation(self.imitation, updates, step, key)
             if not first:
                 yield from self.role_updates.updates(step, key, on_policy=False)
         else:
@@ -295,14 +296,17 @@ class OnlineJob(RlJob):
         return batch
 
     def keep_samples(self, batch: TrajectoryBatch, step: int) -> None:
-        """Keep the step's episodes with their advantages, for the report; those of other roles after the main ones."""
-        kept = [(batch, self.played)]
-        kept += [(own, self.role_updates.episodes[role]) for role, own in self.role_updates.batches.items()]
-        for prepared, episodes in kept:
-            assert prepared.advantages is not None
+        """Keep the step's episodes with their advantages, for the report; then those that the source played."""
+        kept = [(self.played, batch.advantages)]
+        for role, own in self.role_updates.batches.items():
+            kept.append((self.role_updates.episodes[role], own.advantages))
+        credited = {id(episode) for episodes, _ in kept for episode in episodes}
+        kept.append(([episode for episode in self.beside if id(episode) not in credited], None))
+        for episodes, advantages in kept:
             for row, episode in enumerate(episodes):
-                advantages = prepared.advantages[row, : len(episode.token_ids)].tolist()
-                self.samples.append({**episode_row(episode), "step": step + 1, "advantages": advantages})
+                length = len(episode.token_ids)
+                own = [0.0] * length if advantages is None else advantages[row, :length].tolist()
+                self.samples.append({**episode_row(episode), "step": step + 1, "advantages": own})
 
     def finish(self, step: int, sums: Mapping[str, Sums]) -> dict[str, float]:
         count, everything = len(self.played), (*self.played, *self.greedy, *self.beside)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from stages.algorithms.algorithm import Algorithm
 from stages.algorithms.batch import TrajectoryBatch
+from stages.algorithms.task_source import TaskSource
 from stages.records.episode import Episode
 from stages.training.common.batches import trajectory_batch
 from stages.training.common.ledger import Ledger
@@ -33,15 +34,17 @@ class RoleUpdates:
         self.algorithms = {role: algorithm.of_role(role) for role in roles}
         self.policy_updates = {role: PolicyUpdates(models, own, ledger) for role, own in self.algorithms.items()}
         self.batches: dict[str, TrajectoryBatch] = {}
-        """The step's prepared batches of the roles that have episodes to learn from."""
+        """The step's prepared batches of the roles that learn from it."""
         self.episodes: Mapping[str, Sequence[Episode]] = {}
         """Of the step, in the order of the batches' rows."""
 
-    def prepare(self, episodes: Mapping[str, Sequence[Episode]], step: int, key: Sequence[object]) -> None:
-        """Credit a step's episodes, by role; before the step's first update, since importance ratios are to the policy that
-        played them. Groups are not resampled: a role's group may have one member."""
-        self.batches, self.episodes = {}, {role: found for role, found in episodes.items() if found}
+    def prepare(self, source: TaskSource, step: int, key: Sequence[object]) -> None:
+        """Credit the source's episodes of the roles that learn in this step; before the step's first update, since importance
+        ratios are to the policy that played them. Groups are not resampled: a role's group may have one member."""
+        self.batches, self.episodes = {}, {role: found for role, found in source.role_episodes().items() if found}
         for role, found in self.episodes.items():
+            if not source.learns(role, step):
+                continue
             algorithm = self.algorithms[role]
             batch = self.models.annotate(
                 algorithm.shape(trajectory_batch(found, algorithm.rl.loss.evidence == "include")), algorithm

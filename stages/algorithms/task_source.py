@@ -66,6 +66,8 @@ class SourceInputs:
     play: Play
     """Plays requests with the current weights; None: with `rl.sampling`. Processes share the work, and each gets all episodes,
     sorted by id. A request's task, attempt and role must not occur twice in a run, since they determine the random draws."""
+    root: Path = Path()
+    """The repository, which folders named in settings are relative to."""
 
 
 class TaskSource:
@@ -124,6 +126,9 @@ class TaskSource:
     def report(self) -> dict[str, Any]:
         """Part of reports/rl/<domain>.json."""
         return {}
+
+    def save(self, folder: Path) -> None:
+        """Write what playing the trained policy needs beside its weights to its folder; nothing by default."""
 
     def state_dict(self) -> dict[str, Any]:
         """What it remembers between steps, of tensors and JSON values; part of checkpoints."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from stages.agent.instructions import QUESTION, instructed
 from stages.agent.player import Player, open_player
 from stages.agent.scaffold import Scaffold
 from stages.curation.panel import Panel, make_panel, read_panel
@@ -119,6 +120,8 @@ class Job:
     tasks: tuple[Task, ...]
     attempts: int
     index: int
+    instruction: str = QUESTION
+    """What the model is played with (stages/agent/instructions.py)."""
 
     @property
     def name(self) -> str:
@@ -304,7 +307,8 @@ def play(job: Job, settings: Settings) -> Outcome:
     player, engine_settings, scaffold = _player(job.folder, settings.engine), settings.engine, settings.scaffold
     domain = load_domain(job.domain, job.environment)
     labels = Labels(settings.seed, job.policy_hash, job.panel, STREAM)
-    requests = attempts(map(scaffold.brief, job.tasks), job.attempts * job.draws)
+    tasks = [scaffold.brief(instructed(task, job.instruction)) for task in job.tasks]
+    requests = attempts(tasks, job.attempts * job.draws)
     with EnvironmentPool(partial(_make, scaffold, domain, job.worlds), settings.environment_processes) as pool:
         episodes = collect(
             *(engine_of(job, player, settings), player.chat, pool, requests, settings.sampling, labels),

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from stages.agent.instructions import QUESTION, read_instruction
 from stages.agent.model_names import ENVIRONMENTS, VARIANTS, model_folder, model_names
 from stages.curation.panel import Panel
 from stages.evaluation.panels import BestOf, Job, jobs_of
@@ -32,7 +33,7 @@ def choosing(context: StageContext, name: str) -> BestOf | None:
 def plan_jobs(
     context: StageContext, panels: Mapping[str, Panel], folders: Mapping[str, Path], domains: Mapping[str, Sequence[str]]
 ) -> dict[str, list[Job]]:
-    """Model name -> jobs, one list for models with the same weights and selector, which are played once."""
+    """Model name -> jobs, one list for models with the same weights, selector and instruction, which are played once."""
     from stages.agent.policy import check_folder, policy_hash
 
     evaluate = context.params.evaluate
@@ -45,6 +46,9 @@ def plan_jobs(
         digest = best_of.hash(policy_hash(folder), domains[name]) if best_of else policy_hash(folder)
         if variant in ENVIRONMENTS:
             digest = hashlib.sha256(f"{digest}+{variant}".encode()).hexdigest()[:16]
+        own = {domain: text for domain in domains[name] if (text := read_instruction(folder, domain)) != QUESTION}
+        for text in own.values():
+            digest = hashlib.sha256(f"{digest}+{text}".encode()).hexdigest()[:16]
         same = first.setdefault(digest, name)
         if same != name:
             print(f"evaluate: {name} is identical to {same}; it is played once", file=sys.stderr)
@@ -53,6 +57,7 @@ def plan_jobs(
         of_model = {domain: panels[domain] for domain in domains[name]}
         size = (evaluate.attempts, evaluate.chunk)
         jobs[name] = jobs_of(folder, digest, of_model, context.data / "curated", *size, best_of)
+        jobs[name] = [replace(job, instruction=own.get(job.domain, QUESTION)) for job in jobs[name]]
         if variant in ENVIRONMENTS:
             jobs[name] = [replace(job, environment={**job.environment, **ENVIRONMENTS[variant]}) for job in jobs[name]]
     return jobs

@@ -19,6 +19,7 @@ from stages.judging.chat_settings import ChatParams
 from stages.judging.contract import JudgeError
 from stages.judging.server import LONGEST_WAIT_S, WRONG_SETUP, retry_after
 from stages.records.reply_cache import ReplyCache, request_key
+from stages.runtime.files import locked
 from stages.runtime.validation import shortened
 
 Messages = Sequence[Mapping[str, str]]
@@ -73,10 +74,19 @@ class ChatServer:
 
     def _text(self, body: Mapping[str, Any]) -> str | None:
         stored = self.cache.load(body)
+        if stored is None and self.cache.folder is None:
+            return self._asked(body)
         if stored is None:
-            stored = {"text": self._asked(body)}
-            self.cache.store(body, stored)
-        return stored["text"]
+            # The processes of a stage ask the same; the first one asks the server, the others find its reply.
+            path = self.cache.path(request_key(body)).with_suffix(".lock")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with locked(path, wait=True):
+                stored = self.cache.load(body)
+                if stored is None:
+                    stored = {"text": self._asked(body)}
+                    self.cache.store(body, stored)
+        text: str | None = stored["text"]
+        return text
 
     def _asked(self, body: Mapping[str, Any]) -> str | None:
         problem, wait = "", 0.0

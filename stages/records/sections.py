@@ -56,6 +56,7 @@ ADDED: Mapping[str, Any] = {
     "reannotate": {"every": 0, "annotate": {}},
     "observation": {"coef": 0.0},
     "guided": 0.0,
+    "instructed": 0.0,
     "distribution": None,
     "ensemble": None,
     "roles": {},

@@ -41,9 +41,11 @@ class Documents:
         return self.token_ids[index, :width].to(device), self.mask[index, :width].to(device)
 
 
-def encode(chat: Chat, demonstrations: Sequence[Episode], max_length: int, hints: Sequence[str] = ()) -> Documents:
-    """Demonstrations as documents, in order; turns taken over from another episode (`inherited`) are not trained. hints: one for
-    each, "" for none; one that leaves too little room is left out.
+def encode(
+    chat: Chat, demonstrations: Sequence[Episode], max_length: int, hints: Sequence[str] = (), before: Sequence[str] = ()
+) -> Documents:
+    """Demonstrations as documents, in order; turns taken over from another episode (`inherited`) are not trained. hints, before:
+    one for each, at the end of its first message and before it, "" for none; left out where they leave too little room.
 
     Raises ValueError if there are none, and for one of more than `max_length` tokens.
     """
@@ -51,8 +53,11 @@ def encode(chat: Chat, demonstrations: Sequence[Episode], max_length: int, hints
         raise ValueError("there are no demonstrations to train on; see reports/curate/<domain>.json for why they were rejected")
     ids, owners = [], []
     for place, episode in enumerate(demonstrations):
-        encoded = chat.encode_demonstration(episode.messages, hints[place] if hints else "")
-        if hints and len(encoded.token_ids) > max_length:
+        messages = list(episode.messages)
+        if before and messages:
+            messages[0] = {**messages[0], "content": before[place] + messages[0]["content"]}
+        encoded = chat.encode_demonstration(messages, hints[place] if hints else "")
+        if (hints or before) and len(encoded.token_ids) > max_length:
             encoded = chat.encode_demonstration(episode.messages)
         if len(encoded.token_ids) > max_length:
             raise ValueError(

@@ -84,4 +84,5 @@ def make_source(
         measured = first_values(drawn, pool, chat, model, context.params.resources.tokens_per_batch, processes)
     worlds = context.data / "curated" / name / "worlds"
     # A copy, since the job adds the tasks that the source makes to its own.
-    return source_class(rl.tasks.source)(SourceInputs(rl, domain, dict(tasks), worlds, factors, measured, key, play))
+    inputs = SourceInputs(rl, domain, dict(tasks), worlds, factors, measured, key, play, context.root)
+    return source_class(rl.tasks.source)(inputs)

@@ -62,7 +62,7 @@ class RlJob(Job):
         self.models.refresh_player()
 
     def save_values(self, folder: Path) -> None:
-        """Save trained models other than the policy in the policy's folder; none by default."""
+        """Save trained models other than the policy, and what playing it needs, in the policy's folder; none by default."""
 
     def save_tables(self, folder: Path) -> None:
         """Write tables besides the sample episodes to the stage's data folder; none by default."""

@@ -360,6 +360,9 @@ class OnlineJob(RlJob):
             **self.source.report(),
         }
 
+    def save_values(self, folder: Path) -> None:
+        self.source.save(folder)
+
     def save_tables(self, folder: Path) -> None:
         if self.scorer is not None:
             self.scorer.save(folder)

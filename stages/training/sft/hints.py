@@ -1,10 +1,12 @@
-"""Demonstrations with hints in their first message, so that a model learns what hints are before rl gives it any."""
+"""Demonstrations with hints or instructions in their first message, so that a model learns what these are before rl gives it
+any."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from stages.agent.guidance import KINDS, hint_of, leaks, marked
+from stages.agent.instructions import followed
 from stages.records.episode import Episode
 from stages.seeding import stream
 
@@ -31,3 +33,16 @@ def _hint(episode: Episode, of_task: Sequence[Episode], share: float, seed: int)
     failed = rng.choice(others).turns if kind == "env_feedback" else []
     hint = hint_of(kind, episode.turns, failed)
     return marked(hint) if hint and not leaks(hint, episode.turns[-1].action) else ""
+
+
+def demonstration_instructions(demonstrations: Sequence[Episode], share: float, seed: int) -> list[str]:
+    """For each demonstration "", or for a random `share` of them some of the phrases that it follows, each with probability 1/2,
+    to be put before its first message. Independent of the order of demonstrations."""
+    return [_instruction(episode, share, seed) if share else "" for episode in demonstrations]
+
+
+def _instruction(episode: Episode, share: float, seed: int) -> str:
+    rng = stream("sft.instructed", seed, episode.episode_id)
+    if rng.random() >= share or not episode.turns:
+        return ""
+    return "".join(f"{phrase} " for phrase in followed(episode.turns) if rng.random() < 0.5)

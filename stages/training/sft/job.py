@@ -20,7 +20,7 @@ from stages.training.common.loop import Job, Learner, Sums, Update, make_process
 from stages.training.common.optimiser import make_optimiser, warmup_cosine
 from stages.training.common.processes import gather_full
 from stages.training.common.shared_prefixes import can_share, sharing_states
-from stages.training.sft.hints import demonstration_hints
+from stages.training.sft.hints import demonstration_hints, demonstration_instructions
 from stages.training.sft.settings import Sft
 
 if TYPE_CHECKING:
@@ -48,9 +48,8 @@ class SftJob(Job):
         self.tokens_per_batch = params.resources.tokens_per_batch
         max_length = params.model.max_length
         train, valid = demonstrations["train"], demonstrations["valid"]
-        hints = [demonstration_hints(of_split, self.params.guided, self.seed) for of_split in (train, valid)]
-        self.train: Documents = encode(chat, train, max_length, hints[0])
-        self.valid: Documents | None = encode(chat, valid, max_length, hints[1]) if valid else None
+        self.train: Documents = encode(chat, train, max_length, *self._added(train))
+        self.valid: Documents | None = encode(chat, valid, max_length, *self._added(valid)) if valid else None
         self.per_epoch = steps_per_epoch(self.train, self.params.batch_tokens)
         self.steps = max(1, round(self.params.epochs * self.per_epoch))
         self.ledger = Ledger()
@@ -63,6 +62,12 @@ class SftJob(Job):
         """The trained model after `close`: `model` itself unless FSDP shards it."""
         optimiser = make_optimiser(self.processes.place(model), self.params.learning_rate, self.params.weight_decay)
         self.learners = {"policy": Learner(model, optimiser, schedule, self.params.max_grad_norm, self.processes)}
+
+    def _added(self, demonstrations: Sequence[Episode]) -> tuple[list[str], list[str]]:
+        """The hint and the instructions of each demonstration."""
+        guided, instructed = self.params.guided, self.params.instructed
+        hints = demonstration_hints(demonstrations, guided, self.seed) if guided else []
+        return hints, demonstration_instructions(demonstrations, instructed, self.seed) if instructed else []
 
     def updates(self, step: int) -> Iterator[Update]:
         epoch, place = divmod(step, self.per_epoch)

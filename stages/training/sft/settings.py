@@ -18,6 +18,9 @@ class Sft(Section):
     guided: Share = 0.0
     """Share of the demonstrations that have a hint in their first message, as in the guided attempts of `rl.guidance`: for models
     that do not know what to do with hints."""
+    instructed: Share = 0.0
+    """Share of the demonstrations that have instructions in their first message, of those that they follow
+    (stages/agent/instructions.py): for `rl.tasks.source: instructions` with models that do not know any."""
     epochs: Positive = 4.0
     """Passes over the demonstrations."""
     batch_tokens: Annotated[int, Field(ge=256)] = 2048

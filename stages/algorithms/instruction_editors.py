@@ -1,0 +1,76 @@
+"""Who writes new instructions from a parent and its failures: a rule table, random edits, or a chat model behind a server."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stages.agent.instructions import PHRASES, QUESTION, with_phrase, without_phrase
+from stages.algorithms.population import Stored
+
+if TYPE_CHECKING:
+    from stages.judging.chat_settings import ChatParams
+
+REFLECT = (
+    "An agent plays tasks with the instruction below; {placeholder} stands for the task. It failed in the attempts that follow. "
+    "Say to yourself what went wrong, and write a better instruction of at most {words} words. It must contain {placeholder} "
+    "once, and no answer of a task. Reply with the instruction alone.\n\nInstruction:\n{parent}\n\n{failures}"
+)
+
+
+def by_rules(parent: str, failures: Sequence[Stored], rng: random.Random) -> str:
+    """The parent with the phrase that most of the failures do not follow and it does not have (ties: by random draw), in place of
+    one that contradicts it; unchanged if there is none.
+
+    Only "Take every step." and "Be brief." contradict each other: they ask for more and for fewer turns.
+    """
+    counts = {phrase: sum(not holds(one.turns) for one in failures) for phrase, holds in PHRASES.items() if phrase not in parent}
+    most = max(counts.values(), default=0)
+    if not most:
+        return parent
+    phrase = rng.choice([phrase for phrase, count in counts.items() if count == most])
+    for opposite in CONTRADICTS.get(phrase, ()):
+        parent = without_phrase(parent, opposite)
+    return with_phrase(parent, phrase)
+
+
+CONTRADICTS: Mapping[str, Sequence[str]] = {
+    "Take every step.": ("Be brief.",),
+    "Look first.": ("Be brief.",),
+    "Be brief.": ("Take every step.", "Look first."),
+}
+
+
+def by_chance(parent: str, failures: Sequence[Stored], rng: random.Random) -> str:
+    """The parent with a random phrase added, or removed if it has it; failures are not read."""
+    phrase = rng.choice(list(PHRASES))
+    return without_phrase(parent, phrase) if phrase in parent else with_phrase(parent, phrase)
+
+
+def shown(failures: Sequence[Stored]) -> str:
+    parts = []
+    for number, one in enumerate(failures, start=1):
+        turns = "\n".join(f"> {turn.action}\n{turn.observation}".rstrip() for turn in one.turns)
+        parts.append(f"Attempt {number} (reward {one.reward:g}):\n{one.prompt}\n{turns}")
+    return "\n\n".join(parts)
+
+
+def by_server(
+    parents: Sequence[str], failures: Sequence[Sequence[Stored]], params: ChatParams, words: int, root: Path
+) -> list[str]:
+    """The chat model's instruction for each parent, "" where it refuses. Equal requests differ in nothing but their place: each
+    gets the next draw of the model. Replies are stored with their requests (`params.cache`)."""
+    from stages.judging.chat_server import ChatServer
+
+    server = ChatServer(params, "rl.tasks.settings.editor.server", root)
+    written: list[str] = []
+    try:
+        for place, (parent, failed) in enumerate(zip(parents, failures, strict=True)):
+            content = REFLECT.format(placeholder=QUESTION, words=words, parent=parent, failures=shown(failed))
+            (text,) = server.write([[{"role": "user", "content": content}]], seed=place)
+            written.append(" ".join((text or "").split()))
+    finally:
+        server.close()
+    return written

@@ -78,6 +78,7 @@ def family(method: Composition) -> str:
 def all_cards() -> dict[str, list[Card]]:
     """The cards of all methods by family. The methods import torch."""
     from stages.algorithms.registry import composition, names
+    from stages.control.advice import rladapter
     from stages.control.exact import r2pvi, shapley
     from stages.control.games import risk_averse
     from stages.control.off_policy import lipschitz, vagram
@@ -92,7 +93,7 @@ def all_cards() -> dict[str, list[Card]]:
         method = composition(name)
         families[family(method)].append(method.card)
     families["Values and search"] = [heads.CARD, q_model.CARD, tree.CARD]
-    control = [arsq, gaussian, lipschitz, r2pvi, ravl, risk_averse, shapley, vagram]
+    control = [arsq, gaussian, lipschitz, r2pvi, ravl, risk_averse, rladapter, shapley, vagram]
     families["Control"] = [method.CARD for method in control]
     families["Merging"] = merge_cards()
     return families

@@ -29,8 +29,8 @@ CARD = Card(
     title="RLAdapter",
     paper="Zhang and Lu, arXiv 2309.17176 (later AdaRefiner)",
     equation="every K steps l = sigmoid(10 (cos(E(actions), E(g)) - 0.1)); adapter (o, s, g, l) -> analysis c; decision "
-    "(o, s, g, c) -> sub-goal g; policy and value read f(o) + W E(g) + b; after a stage the adapter learns its analyses, here those "
-    "followed by a new achievement",
+    "(o, s, g, c) -> sub-goal g; policy and value read f(o) + W E(g) + b; after a stage the adapter learns its analyses, "
+    "here those followed by a new achievement",
     assumptions="following guidance shows in the words of actions; the filter of analyses is ours, the reference code has none",
     reduces_to="guidance none, or W = 0 and b = 0: PPO; target own_outputs: the adapter imitates itself",
     tested_by="tests/control/advice/test_rladapter.py",

@@ -66,7 +66,7 @@ def family(method: Composition) -> str:
     """The family of an RL method, inferred from its data and parts."""
     if method.data == "pairs":
         return FAMILIES[3]
-    if method.data in ("offline_replay", "offline", "paths"):
+    if method.data in ("offline_replay", "offline", "paths", "attempts"):
         return FAMILIES[4]
     if method.parts.get("advantage.estimator") in ("gae", "utterance"):
         return FAMILIES[1]

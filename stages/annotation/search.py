@@ -28,6 +28,7 @@ from stages.annotation.prefixes import CACHED_TOKENS, PrefixStore
 from stages.annotation.requests import SearchPlan, TurnRequest, ValueRequest
 from stages.annotation.tree import Edge, Tree
 from stages.engine.engine import Engine, Sampling, Turn
+from stages.environments.learnt import Imagined
 from stages.environments.protocol import Environment
 from stages.records.task import SUCCESS_TERM, Task, opening
 from stages.runtime import spans
@@ -314,12 +315,18 @@ class Search:
                 if index == start:
                     growth.taken[index] = rollout.environment.snapshot()
             self._check_state(growth, path[-1], rollout.environment)
+            if self._imagines(rollout):
+                rollout.environment.restore(Imagined(rollout.environment.snapshot()))
         step = rollout.environment.step(action)
         if step.done:
             return step, "", replayed
         if rollout.request.kind == "draw":
             rollout.snapshot = rollout.environment.snapshot()
         return step, rollout.environment.state_key(), replayed
+
+    def _imagines(self, rollout: _Rollout) -> bool:
+        """Whether a learnt model responds to the rollout."""
+        return self.params.evaluation.model_rollouts is not None and rollout.request.kind == "rollout"
 
     @staticmethod
     def _check_state(growth: _GrowingTree, node: int, environment: Environment) -> None:
@@ -343,8 +350,11 @@ class Search:
     def _edge(self, rollout: _Rollout, turn: Turn, action: str, step: Any, state_key: str, replayed: int) -> Edge:
         """The edge of a turn; truncated at `max_depth`, or if the observation and another turn do not fit the context."""
         counters = rollout.growth.tree.counters
-        counters["environment_steps"] += 1 + replayed
-        spans.count("environment_steps", 1 + replayed)
+        imagined = self._imagines(rollout)
+        counters["environment_steps"] += replayed + (not imagined)
+        spans.count("environment_steps", replayed + (not imagined))
+        if imagined:
+            counters["model_steps"] += 1
         counters["replayed_steps"] += replayed
         rollout.node = -1
         context = [*self.chat.closing_tokens(turn.token_ids), *self.chat.observation_tokens(step.observation.text)]
@@ -364,6 +374,7 @@ class Search:
             state_key=state_key,
             success=step.terms.get(SUCCESS_TERM),
             accepted=step.accepted,
+            imagined=imagined,
             owners=turn.owners,
         )
 

@@ -81,12 +81,11 @@ def all_cards() -> dict[str, list[Card]]:
     from stages.control.advice import rladapter
     from stages.control.exact import r2pvi, shapley
     from stages.control.games import risk_averse
-    from stages.control.off_policy import lipschitz, vagram
     from stages.control.reach import ravl
     from stages.control.soft_q import arsq
     from stages.designs import tree
     from stages.merging.registry import cards as merge_cards
-    from stages.values import gaussian, heads, q_model
+    from stages.values import gaussian, heads, lipschitz, q_model, vagram
 
     families: dict[str, list[Card]] = {name: [] for name in FAMILIES}
     for name in names():

@@ -132,9 +132,13 @@ class StateModel(Section):
     critics: Count = 2
     """Values, whose gradients all count."""
     layers: Count = 2
+    """Hidden layers of the model."""
     width: Annotated[int, Field(ge=4)] = 64
+    """Of the hidden layers of model and value."""
     learning_rate: Positive = 2e-3
+    """Adam's."""
     batch: Count = 128
+    """Steps in one optimiser step."""
     updates: Count = 1500
     """Optimiser steps of the value and of the model, each."""
 

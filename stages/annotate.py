@@ -33,7 +33,7 @@ def log(context: StageContext, report: Mapping[str, Any]) -> None:
     context.metric("pair_task_share", report["pairs"]["task_share"])
     for name in ("brier", "mse", "baseline_mse", "explained_variance", "correlation", "ece"):
         context.metric(f"value_model/{name}", report["value_model"]["calibration"][name])
-    for name in ("q_model", "progress", "judge_model"):
+    for name in ("q_model", "progress", "judge_model", "model_rollouts"):
         for key, value in report.get(name, {}).get("held_out", {}).items():
             context.metric(f"{name}/{key}", float(value))
     context.artifact(context.reports / "annotate" / f"{context.domain}.json")
@@ -44,6 +44,7 @@ def run(context: StageContext) -> None:
     from stages.agent.policy import load_policy
     from stages.annotation.fit_models import fit_progress, fit_q_model, fit_value_model
     from stages.annotation.judge_model import fit_judge_model
+    from stages.annotation.model_rollouts import learn_dynamics
     from stages.engine.engine import EngineSettings
     from stages.values.q_model import save_none
 
@@ -62,7 +63,8 @@ def run(context: StageContext) -> None:
     domain = open_domain(context.domain, context.params.per_domain[context.domain].environment)
     settings = EngineSettings.of(resources, context.params.model.max_length, context.params.model.thinking)
     player = open_player(start, settings)
-    forest = search_trees(context, domain, player, chosen, params)
+    dynamics = learn_dynamics(context, domain, tasks, params, Checkpoints(context))
+    forest = search_trees(context, domain, player, chosen, params, dynamics)
     player.close()
     if context.shard:
         return
@@ -79,6 +81,8 @@ def run(context: StageContext) -> None:
     values, split, fitted = fit_value_model(context, policy, forest.rows, params, context.params.seed)
     values.save(out / "value_model")
     report = {**summary(forest, labels, pairs, difficulty), "value_model": fitted}
+    if dynamics is not None:
+        report["model_rollouts"] = dynamics.metrics
     q_folder = context.data / "models" / "q" / context.domain
     if params.q_model.kind == "none":
         save_none(q_folder)

@@ -290,6 +290,7 @@ def check_domains(params: Params) -> None:
     """Raise ParamsError if a domain is not installed or its environment's settings are wrong, or if rl.horizon, the critic's head
     or annotate.returns do not fit the environment. Domains that only `per_domain` lists are checked as far as they go without."""
     from stages.algorithms.parts.critic import check_returns
+    from stages.annotation.derived import check_domain
     from stages.environments.registry import load_domain, returns_of
 
     for name in params.domains:
@@ -302,12 +303,7 @@ def check_domains(params: Params) -> None:
             rl.reannotate.check_returns(*returns_of(domain))
         except ValueError as error:
             raise ParamsError(f"params.yaml: in rl with per_domain.{name}: {error}") from error
-        given, own = params.section("annotate", name).returns, list(returns_of(domain))
-        if given != own:
-            raise ParamsError(
-                f"params.yaml: in per_domain.{name}: its episodes' returns lie in {own}, and annotate.returns is {given}: set "
-                f"per_domain.{name}.annotate.returns to {own}"
-            )
+        check_domain(params.section("annotate", name), name, domain, list(returns_of(domain)))
     for name in sorted(set(params.per_domain) - set(params.domains)):
         load_domain(name, params.per_domain[name].environment)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from stages.runtime.validation import ParamsError
+
 if TYPE_CHECKING:
     from stages.annotation.settings import Annotate, Labels, LeafEvaluation
     from stages.values.settings import HeadParams
@@ -13,6 +15,20 @@ SOLUTION_RULES = ("flat", "omega")
 """Selection rules that sample whole solutions and measure their states."""
 UNSCORED_RULES = ("random", *SOLUTION_RULES)
 """Selection rules that do not score children."""
+
+
+def check_domain(params: Annotate, name: str, domain: object, returns: list[float]) -> None:
+    """Raise ParamsError if section annotate does not fit a domain, whose episodes' returns lie in `returns`."""
+    if params.returns != returns:
+        raise ParamsError(
+            f"params.yaml: in per_domain.{name}: its episodes' returns lie in {returns}, and annotate.returns is "
+            f"{params.returns}: set per_domain.{name}.annotate.returns to {returns}"
+        )
+    if params.evaluation.model_rollouts is not None and not hasattr(domain, "imagined"):
+        raise ParamsError(
+            f"params.yaml: in per_domain.{name}: annotate.evaluation.model_rollouts needs numbers for the domain's states, as "
+            f"keydoor gives them, and {name} gives none; set it to null"
+        )
 
 
 def lowest_value(params: Annotate) -> float:

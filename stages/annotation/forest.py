@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from stages.annotation.derived import uses_value_model
 from stages.annotation.settings import Annotate
+from stages.environments.learnt import Imaginable
 from stages.environments.protocol import Domain
 from stages.records.episode import read_rows
 from stages.records.task import Task
@@ -19,6 +20,7 @@ from stages.seeding import key64, permutation
 
 if TYPE_CHECKING:
     from stages.agent.player import Player
+    from stages.annotation.model_rollouts import LearntDynamics
     from stages.annotation.search import Reader, Search
     from stages.annotation.tree import Tree
 
@@ -118,8 +120,15 @@ def leaf_evaluator(context: StageContext, player: Player, params: Annotate, chec
     return HeadEvaluator(engine, model)
 
 
-def search_trees(context: StageContext, domain: Domain, player: Player, tasks: Sequence[Task], params: Annotate) -> Forest:
-    """The trees of all tasks, grown with the policy."""
+def search_trees(
+    context: StageContext,
+    domain: Domain,
+    player: Player,
+    tasks: Sequence[Task],
+    params: Annotate,
+    dynamics: LearntDynamics | None = None,
+) -> Forest:
+    """The trees of all tasks, grown with the policy; dynamics: what rollouts are played in, if not in the environment."""
     from stages.agent.environment_pool import EnvironmentPool, processes_beside
     from stages.annotation.search import Search
 
@@ -128,6 +137,10 @@ def search_trees(context: StageContext, domain: Domain, player: Player, tasks: S
     max_length, checkpoints = context.params.model.max_length, Checkpoints(context, classes=(Forest,))
     processes = processes_beside(context.params.resources)
     evaluator = leaf_evaluator(context, player, params, checkpoints)
-    with EnvironmentPool(partial(domain.make, worlds), processes) as pool, context.progress("growing", len(tasks), "tree") as bar:
+    make = partial(domain.make, worlds)
+    if dynamics is not None:
+        assert isinstance(domain, Imaginable)
+        make = partial(domain.imagined, worlds, dynamics.features, dynamics.model)
+    with EnvironmentPool(make, processes) as pool, context.progress("growing", len(tasks), "tree") as bar:
         search = Search(player.engine, player.chat, pool, params, context.params.seed, max_length, reader=evaluator)
         return grow_forest(search, tasks, params.chunk, checkpoints, bar, context.shard)

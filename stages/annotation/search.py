@@ -28,6 +28,7 @@ from stages.annotation.prefixes import CACHED_TOKENS, PrefixStore
 from stages.annotation.requests import SearchPlan, TurnRequest, ValueRequest
 from stages.annotation.tree import Edge, Tree
 from stages.engine.engine import Engine, Sampling, Turn
+from stages.environments.learnt import Imagined
 from stages.environments.protocol import Environment, tell_logprobs
 from stages.records.episode import Owner
 from stages.records.task import SUCCESS_TERM, Task, opening
@@ -317,6 +318,8 @@ class Search:
                 if index == start:
                     growth.taken[index] = rollout.environment.snapshot()
             self._check_state(growth, path[-1], rollout.environment)
+            if self._imagines(rollout):
+                rollout.environment.restore(Imagined(rollout.environment.snapshot()))
         tell_logprobs(rollout.environment, logprobs)
         step = rollout.environment.step(action)
         if step.done:
@@ -324,6 +327,10 @@ class Search:
         if rollout.request.kind == "draw":
             rollout.snapshot = rollout.environment.snapshot()
         return step, rollout.environment.state_key(), replayed
+
+    def _imagines(self, rollout: _Rollout) -> bool:
+        """Whether a learnt model responds to the rollout."""
+        return self.params.evaluation.model_rollouts is not None and rollout.request.kind == "rollout"
 
     @staticmethod
     def _check_state(growth: _GrowingTree, node: int, environment: Environment) -> None:
@@ -347,8 +354,11 @@ class Search:
     def _edge(self, rollout: _Rollout, turn: Turn, action: str, step: Any, state_key: str, replayed: int) -> Edge:
         """The edge of a turn; truncated at `max_depth`, or if the observation and another turn do not fit the context."""
         counters = rollout.growth.tree.counters
-        counters["environment_steps"] += 1 + replayed
-        spans.count("environment_steps", 1 + replayed)
+        imagined = self._imagines(rollout)
+        counters["environment_steps"] += replayed + (not imagined)
+        spans.count("environment_steps", replayed + (not imagined))
+        if imagined:
+            counters["model_steps"] += 1
         counters["replayed_steps"] += replayed
         rollout.node = -1
         context = [*self.chat.closing_tokens(turn.token_ids), *self.chat.observation_tokens(step.observation.text)]
@@ -368,6 +378,7 @@ class Search:
             state_key=state_key,
             success=step.terms.get(SUCCESS_TERM),
             accepted=step.accepted,
+            imagined=imagined,
             owners=(int(Owner.EVIDENCE),) * len(turn.token_ids) if step.evidence else turn.owners,
         )
 

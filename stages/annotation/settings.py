@@ -22,7 +22,7 @@ from stages.annotation.derived import (
 from stages.engine.settings import SamplingParams
 from stages.judging.settings import JudgeModel
 from stages.runtime.validation import Count, NonNegative, Positive, Section, Share, refuse_idle
-from stages.values.settings import HeadParams, Progress, QModel, ValueModel
+from stages.values.settings import HeadParams, Progress, QModel, StateModel, ValueModel
 from stages.values.supports import check_support
 
 
@@ -101,6 +101,9 @@ class LeafEvaluation(Section):
     """backbone policy: learning rate of the head, the only part that is trained."""
     lookahead: Annotated[int, Field(ge=0, le=16)] = 0
     """value_model: greedy turns beyond the leaf; V <- V/2 + (largest V among them)/2."""
+    model_rollouts: StateModel | None = None
+    """rollout, mixed: roll out in a learnt model of the environment, fitted to the episodes of rollout, in place of the
+    environment; {}: with VaGraM's weights; null: in the environment."""
     critic: Literal["none", "prior", "value"] = "none"
     """Mix a child's Q with 1/rank among its siblings: by the policy's prior, or by the value model."""
     critic_share: Share = 0.5
@@ -119,11 +122,14 @@ class LeafEvaluation(Section):
         needs = {
             "temperature": (self.kind != "value_model", "kind: rollout or mixed"),
             "value_share": (self.kind == "mixed", "kind: mixed"),
+            "model_rollouts": (self.kind != "value_model", "kind: rollout or mixed"),
             "backbone": (uses_model, model_kinds),
             "head_learning_rate": (uses_model and self.backbone == "policy", f"{model_kinds}, with backbone: policy"),
             "critic_share": (self.critic != "none", "critic: prior or value"),
         }
         refuse_idle(self, "evaluation.", needs)
+        if self.model_rollouts is not None and self.keep_rollouts:
+            raise ValueError("model_rollouts never happened, and so must not become nodes: set keep_rollouts to false")
         return self
 
 

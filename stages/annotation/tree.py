@@ -42,6 +42,8 @@ class Edge:
     state_key: str
     accepted: bool = True
     """Whether the environment understood the action."""
+    imagined: bool = False
+    """Whether a learnt model responded in place of the environment."""
     success: float | None = None
     """The environment's reward term of that name, if it reports one (see `stages.records.task.succeeded`)."""
     owners: tuple[int, ...] = ()
@@ -115,6 +117,8 @@ class Tree:
             self.counters |= {"refused_draws": 0, "duplicate_draws": 0}
         if derived.uses_value_model(params.evaluation):
             self.counters["values_read"] = 0
+        if params.evaluation.model_rollouts is not None:
+            self.counters["model_steps"] = 0
         self._by_action: dict[tuple[int, tuple[int, ...]], int] = {}
 
     def child(self, index: int, token_ids: Sequence[int]) -> int | None:
@@ -200,7 +204,7 @@ class Tree:
             node.n_success += solved
             node.R += to_go
             node.R2 += to_go * to_go
-        if solved and self.first_success is None:
+        if solved and not last.imagined and self.first_success is None:
             self.first_success = iteration
         value = self.scaled_return(final, last.truncated)
         share = self.params.evaluation.value_share

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stages.control.advice.settings import Advice
 from stages.control.exact.settings import LinearPvi
 from stages.control.games.settings import MatrixGame
 from stages.control.linear.settings import LinearModel
@@ -73,6 +74,12 @@ PROBLEMS = {
         LinearModel,
         ("control.cost_ratio", "control.log_cost_ratio", "control.model_error", "control.value_error"),
         "each seed has its own transitions and first model; controllers are evaluated exactly",
+    ),
+    "text_grid": Problem(
+        "stages.control.advice.rladapter",
+        Advice,
+        ("control.score", "control.score_test", "control.return", "control.return_training", "control.right_goals"),
+        "each seed has its own maps, first weights, draws and advice",
     ),
     "pursuit": Problem(
         "stages.control.pursuit.contributions",

@@ -59,6 +59,7 @@ ADDED: Mapping[str, Any] = {
     "instructed": 0.0,
     "distribution": None,
     "ensemble": None,
+    "model_rollouts": None,
     "roles": {},
 }
 """Keys that are left out of hashes while they have this value, their default: adding them changed no hash."""

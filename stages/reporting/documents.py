@@ -78,21 +78,21 @@ def family(method: Composition) -> str:
 def all_cards() -> dict[str, list[Card]]:
     """The cards of all methods by family. The methods import torch."""
     from stages.algorithms.registry import composition, names
+    from stages.control.advice import rladapter
     from stages.control.exact import r2pvi, shapley
     from stages.control.games import risk_averse
-    from stages.control.off_policy import lipschitz, vagram
     from stages.control.reach import ravl
     from stages.control.soft_q import arsq
     from stages.designs import tree
     from stages.merging.registry import cards as merge_cards
-    from stages.values import gaussian, heads, q_model
+    from stages.values import gaussian, heads, lipschitz, q_model, vagram
 
     families: dict[str, list[Card]] = {name: [] for name in FAMILIES}
     for name in names():
         method = composition(name)
         families[family(method)].append(method.card)
     families["Values and search"] = [heads.CARD, q_model.CARD, tree.CARD]
-    control = [arsq, gaussian, lipschitz, r2pvi, ravl, risk_averse, shapley, vagram]
+    control = [arsq, gaussian, lipschitz, r2pvi, ravl, risk_averse, rladapter, shapley, vagram]
     families["Control"] = [method.CARD for method in control]
     families["Merging"] = merge_cards()
     return families

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from stages.runtime.validation import NonNegative, Positive, Section, refuse_idle
+from stages.runtime.validation import Count, NonNegative, Positive, Section, refuse_idle
 
 
 class HeadParams(Section):
@@ -64,6 +64,90 @@ class ReturnDistribution(GaussianCritic):
 
     twins: Literal["min", "own"] = "min"
     """utterance: from which twin's distribution targets come: the one with the smaller mean, or each twin's own."""
+
+
+class Lipschitz(Section):
+    """What keeps the critics' values from changing fast between near states (stages/values/lipschitz.py)."""
+
+    kind: Literal["none", "spectral", "robust"] = "none"
+    """spectral: bound the norm of every layer; robust: penalise what an adversarial change of the state changes."""
+    beta: Positive = 1.0
+    """Of spectral: most norm of a layer. The product over layers bounds the slope."""
+    power_iterations: Count = 1
+    """Of spectral: per update."""
+    weight: NonNegative = 0.1
+    """Of robust."""
+    epsilon: NonNegative = 0.1
+    """Of robust: largest change of the state, in `units`."""
+    units: Literal["normalised", "raw"] = "normalised"
+    """Of robust. normalised: standard deviations of each dimension in the replay buffer."""
+    norm: Literal["linf", "l2"] = "linf"
+    """Of robust."""
+    steps: Count = 1
+    """Of robust: of gradient ascent, from a random start."""
+    stop_clean: bool = False
+    """Of robust: no gradient through the value of the unchanged state, which biases values away from the origin."""
+
+    @model_validator(mode="after")
+    def _idle(self) -> Lipschitz:
+        spectral, robust = (self.kind == "spectral", "kind: spectral"), (self.kind == "robust", "kind: robust")
+        needs = dict.fromkeys(("beta", "power_iterations"), spectral)
+        needs |= dict.fromkeys(("weight", "epsilon", "units", "norm", "steps", "stop_clean"), robust)
+        refuse_idle(self, "lipschitz.", needs)
+        return self
+
+
+class ValueAware(Section):
+    """How the model's errors are weighted by the value's gradient (stages/values/vagram.py)."""
+
+    heads: Literal["all", "target"] = "all"
+    """Critics whose gradients count: the online and the target networks, or the target networks."""
+    clip_quantile: Annotated[float, Field(gt=0.0, le=1.0)] | None = 0.95
+    """Longer gradients than this quantile of the data are shortened to it; null: never, as in effect in the reference code."""
+    warm_up: Literal["none", "first_fit", "always"] = "first_fit"
+    """Fits that add the plain squared error; at first the critics are random."""
+    per_head: Literal["exact", "cumulative"] = "exact"
+    """cumulative: the k-th critic's gradient is the sum of the first k, as in the reference code, to compare with."""
+    unit_gradients: bool = False
+    """Ours, not the paper's: divide gradients by their root mean square, so that the reward's weight does not depend on them."""
+
+
+class StateModel(Section):
+    """A learnt model of a domain's dynamics (stages/values/state_model.py). Its value, whose gradients weight errors, is fitted
+    to the returns of the same episodes."""
+
+    loss: Literal["mse", "vaml", "vagram"] = "vagram"
+    """vagram: errors weighted, dimension by dimension, by the value's gradient (arXiv 2204.01464); vaml: the loss that it is
+    derived from; mse: none."""
+    plain: bool = True
+    """vaml, vagram: add the squared error, as the paper's first fit does; the model is fitted once."""
+    clip_quantile: Annotated[float, Field(gt=0.0, le=1.0)] | None = 0.95
+    """vaml, vagram: longer gradients than this quantile of the data are shortened to it; null: never."""
+    unit_gradients: bool = True
+    """vaml, vagram, ours: divide gradients by their root mean square, so that their weight is that of the plain error."""
+    lipschitz: Lipschitz = Lipschitz()
+    """vaml, vagram: keeps the value's slopes, and so the weights, within bounds (arXiv 2302.01244)."""
+    members: Count = 3
+    """Of the ensemble, whose mean predicts."""
+    critics: Count = 2
+    """Values, whose gradients all count."""
+    layers: Count = 2
+    """Hidden layers of the model."""
+    width: Annotated[int, Field(ge=4)] = 64
+    """Of the hidden layers of model and value."""
+    learning_rate: Positive = 2e-3
+    """Adam's."""
+    batch: Count = 128
+    """Steps in one optimiser step."""
+    updates: Count = 1500
+    """Optimiser steps of the value and of the model, each."""
+
+    @model_validator(mode="after")
+    def _idle(self) -> StateModel:
+        aware = (self.loss != "mse", "loss: vagram or vaml")
+        names = ("plain", "clip_quantile", "unit_gradients", "lipschitz", "critics")
+        refuse_idle(self, "model_rollouts.", dict.fromkeys(names, aware))
+        return self
 
 
 ValidShare = Annotated[float, Field(gt=0.0, lt=0.9)]

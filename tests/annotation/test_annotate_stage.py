@@ -419,3 +419,56 @@ def test_tasks_of_medium_difficulty_are_chosen_first():
         assert [task.task_id for task in choose_tasks(tasks(8), difficulty, 5, seed)] == ["t02", "t03", "t04", "t05", "t07"]
     assert len({tuple(task.task_id for task in choose_tasks(tasks(8), difficulty, 6, seed)) for seed in range(8)}) > 1
     assert len(choose_tasks(tasks(8), difficulty, 99, 0)) == 8
+
+
+def test_rollouts_are_played_in_a_learnt_model(context: StageContext, monkeypatch: pytest.MonkeyPatch):
+    """Contract: model_rollouts fits a model to the rollouts before the search; the report has its errors, and a stage that was
+    killed in between ends with the same bytes."""
+    from random import Random
+
+    from stages.environments.keydoor import KeydoorDomain, KeydoorSettings
+    from stages.environments.keydoor.settings import WeightedLevel
+    from stages.records.episode import Episode, Owner, TurnRecord, write_episodes
+
+    domain = KeydoorDomain(KeydoorSettings(levels=(WeightedLevel(corridor=1, doors=0, side_rooms=2),), max_turns=4))
+    monkeypatch.setattr(annotate, "open_domain", lambda name, settings: domain)
+    made = [replace(domain.task(record, {}), domain="toy", split="train") for record in domain.recipes(8, 0)]
+    write_tasks(context.data / "curated/toy/tasks.parquet", made)
+    write_json(context.data / "rollouts/toy/difficulty.json", {})
+    environment, episodes = domain.make(Path()), []
+    for task in made:
+        environment.reset(task)
+        episode = Episode(task.task_id, task.task_id, "toy", "g", 0, "", "", 1.0, 1.0, 0)
+        episode.append([1, 5], Owner.PROMPT, -1)
+        while not environment.snapshot().over:
+            action = Random(task.task_id).choice(environment.admissible())
+            step, start = environment.step(action), len(episode.token_ids)
+            episode.append([7], Owner.POLICY, len(episode.turns), [-1.0])
+            episode.turns.append(TurnRecord(action, "", True, step.reward, 0.0, "", action, start, start + 1))
+        episodes.append(episode)
+    write_episodes(context.data / "rollouts/toy/episodes.parquet", episodes)
+    search = {
+        "expansion": {"kind": "eager"},
+        "evaluation": {"keep_rollouts": False, "model_rollouts": {"updates": 20, "width": 8}},
+    }
+    context = replace(context, params=parse_params({**VALUES, "annotate": {**VALUES["annotate"], "iterations": 4, **search}}))
+    annotate.run(context)
+    whole = outputs(context)
+    report = read_json(context.reports / "annotate/toy.json")["model_rollouts"]
+    assert report["steps"] + report["held_out"]["steps"] == sum(len(episode.turns) for episode in episodes)
+    assert 0 <= report["held_out"]["exact"] <= 1
+    costs = read_json(context.data / "annotated/toy/costs.json")
+    assert costs["model_steps"] > 0 < costs["environment_steps"]
+    grow = Search.grow
+
+    def killed(self: Search, *_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    for folder in ("annotated", "models/q"):
+        shutil.rmtree(context.data / folder)
+    monkeypatch.setattr(Search, "grow", killed)
+    with pytest.raises(KeyboardInterrupt):
+        annotate.run(context)
+    monkeypatch.setattr(Search, "grow", grow)
+    annotate.run(context)
+    assert outputs(context) == whole

@@ -78,5 +78,10 @@ class Reannotate(Part):
                 f"rl.reannotate.annotate.evaluation.kind is {given.evaluation.kind}, which needs a model that annotate fits "
                 f"before its search: set it to rollout"
             )
+        if given.evaluation.model_rollouts is not None:
+            yield (
+                "rl.reannotate.annotate.evaluation.model_rollouts needs a model that annotate fits before its "
+                "search: set it to null"
+            )
         if _fits_values(rl):
             yield from not_a_return(given, "reannotate.annotate", "every to 0")

@@ -9,10 +9,11 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from stages.control.off_policy.lipschitz import local_slopes, slope_penalty
-from stages.control.off_policy.networks import Ensemble, Policy
+from stages.control.off_policy.networks import Policy
 from stages.control.off_policy.settings import OffPolicy
 from stages.values import gaussian
+from stages.values.ensemble import Ensemble
+from stages.values.lipschitz import local_slopes, slope_penalty
 from stages.values.pessimism import similarity
 
 

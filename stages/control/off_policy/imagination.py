@@ -12,9 +12,9 @@ from stages.control.off_policy.agent import Agent, Transitions
 from stages.control.off_policy.model_fit import fit
 from stages.control.off_policy.replay import Replay
 from stages.control.off_policy.settings import OffPolicy
-from stages.control.off_policy.vagram import weights_of
 from stages.control.off_policy.world_model import WorldModel
 from stages.runtime.validation import ParamsError
+from stages.values.vagram import weights_of
 
 
 class Imagination:

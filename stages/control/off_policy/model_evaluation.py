@@ -10,11 +10,11 @@ import torch
 from stages.control.off_policy.agent import Agent, Transitions
 from stages.control.off_policy.evaluation import first_episodes
 from stages.control.off_policy.imagination import Imagination
-from stages.control.off_policy.lipschitz import value_gap
 from stages.control.off_policy.settings import OffPolicy
-from stages.control.off_policy.vagram import state_loss
 from stages.control.off_policy.vector_task import VectorTask
 from stages.seeding import key64
+from stages.values.lipschitz import value_gap
+from stages.values.vagram import state_loss
 
 
 def model_figures(agent: Agent, imagination: Imagination | None, settings: OffPolicy) -> dict[str, float]:

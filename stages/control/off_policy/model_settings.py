@@ -1,4 +1,4 @@
-"""Settings of learnt dynamics and of critics that vary slowly; sections of `OffPolicy`. Light to import."""
+"""Settings of learnt dynamics, a section of `OffPolicy`. Light to import."""
 
 from __future__ import annotations
 
@@ -6,53 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from stages.runtime.validation import Count, NonNegative, Positive, Section, Share, refuse_idle
-
-
-class Lipschitz(Section):
-    """What keeps the critics' values from changing fast between near states (stages/control/off_policy/lipschitz.py)."""
-
-    kind: Literal["none", "spectral", "robust"] = "none"
-    """spectral: bound the norm of every layer; robust: penalise what an adversarial change of the state changes."""
-    beta: Positive = 1.0
-    """Of spectral: most norm of a layer. The product over layers bounds the slope."""
-    power_iterations: Count = 1
-    """Of spectral: per update."""
-    weight: NonNegative = 0.1
-    """Of robust."""
-    epsilon: NonNegative = 0.1
-    """Of robust: largest change of the state, in `units`."""
-    units: Literal["normalised", "raw"] = "normalised"
-    """Of robust. normalised: standard deviations of each dimension in the replay buffer."""
-    norm: Literal["linf", "l2"] = "linf"
-    """Of robust."""
-    steps: Count = 1
-    """Of robust: of gradient ascent, from a random start."""
-    stop_clean: bool = False
-    """Of robust: no gradient through the value of the unchanged state, which biases values away from the origin."""
-
-    @model_validator(mode="after")
-    def _idle(self) -> Lipschitz:
-        spectral, robust = (self.kind == "spectral", "kind: spectral"), (self.kind == "robust", "kind: robust")
-        needs = dict.fromkeys(("beta", "power_iterations"), spectral)
-        needs |= dict.fromkeys(("weight", "epsilon", "units", "norm", "steps", "stop_clean"), robust)
-        refuse_idle(self, "lipschitz.", needs)
-        return self
-
-
-class ValueAware(Section):
-    """How the model's errors are weighted by the value's gradient (stages/control/off_policy/vagram.py)."""
-
-    heads: Literal["all", "target"] = "all"
-    """Critics whose gradients count: the online and the target networks, or the target networks."""
-    clip_quantile: Annotated[float, Field(gt=0.0, le=1.0)] | None = 0.95
-    """Longer gradients than this quantile of the data are shortened to it; null: never, as in effect in the reference code."""
-    warm_up: Literal["none", "first_fit", "always"] = "first_fit"
-    """Fits that add the plain squared error; at first the critics are random."""
-    per_head: Literal["exact", "cumulative"] = "exact"
-    """cumulative: the k-th critic's gradient is the sum of the first k, as in the reference code, to compare with."""
-    unit_gradients: bool = False
-    """Ours, not the paper's: divide gradients by their root mean square, so that the reward's weight does not depend on them."""
+from stages.runtime.validation import Count, NonNegative, Positive, Section, Share
+from stages.values.settings import ValueAware
 
 
 class Horizon(Section):

@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from stages.control.off_policy.model_settings import Dynamics, Lipschitz
+from stages.control.off_policy.model_settings import Dynamics
 from stages.runtime.validation import Count, NonNegative, Positive, Section
-from stages.values.settings import GaussianCritic
+from stages.values.settings import GaussianCritic, Lipschitz
 
 
 class OffPolicy(Section):

@@ -8,8 +8,8 @@ from torch.nn.functional import softplus
 
 from stages.control.off_policy.agent import Transitions
 from stages.control.off_policy.model_settings import Dynamics
-from stages.control.off_policy.networks import Ensemble
-from stages.control.off_policy.vagram import gaussian_loss, state_loss
+from stages.values.ensemble import Ensemble
+from stages.values.vagram import gaussian_loss, state_loss
 
 SPREAD_BOUNDS = 0.01
 """Weight of the learnt bounds of the log standard deviation, which keeps them close."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from stages.control.off_policy.networks import Ensemble
 from stages.control.soft_q.settings import DemoTerm, JointActions
 from stages.records.card import Card
+from stages.values.ensemble import Ensemble
 
 CARD = Card(
     slug="arsq",

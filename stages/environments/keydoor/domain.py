@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from stages.environments.base_domain import RecipeDomain, levels_in_turn, parse_record
 from stages.environments.keydoor.environment import KeydoorEnvironment
+from stages.environments.keydoor.features import KeydoorFeatures
+from stages.environments.keydoor.imagined import ImaginedKeydoor
 from stages.environments.keydoor.settings import KeydoorSettings, Level, Recipe, WeightedLevel
 from stages.environments.keydoor.world import World, make_world
+from stages.environments.learnt import NextState
 from stages.records.task import SPLITS, Task
 from stages.seeding import key64, permutation
 
@@ -79,6 +82,14 @@ class KeydoorDomain(RecipeDomain[KeydoorSettings]):
 
     def make(self, folder: Path) -> KeydoorEnvironment:
         return KeydoorEnvironment(self.settings.max_turns, self.settings.progress_reward)
+
+    def features(self, tasks: Sequence[Task]) -> KeydoorFeatures:
+        """Of these tasks' worlds, for a learnt model."""
+        return KeydoorFeatures.of(tasks, self.settings.max_turns)
+
+    def imagined(self, folder: Path, features: KeydoorFeatures, model: NextState) -> ImaginedKeydoor:
+        """An environment that `model` can continue."""
+        return ImaginedKeydoor(self.settings.max_turns, self.settings.progress_reward, features, model)
 
     def entities(self, task: Task) -> set[str]:
         """The names of all rooms."""

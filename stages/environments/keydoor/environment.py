@@ -40,7 +40,7 @@ class KeydoorEnvironment(EpisodeEnvironment[KeydoorState]):
 
     def step(self, action: str) -> Step:
         state = self._running()
-        after = self._world.after(state.world, action)
+        after = self._after(action)
         world = after if after is not None else state.world
         now = self._end_turn(replace(state, world=world, terminated=world.won))
         return Step(
@@ -52,6 +52,10 @@ class KeydoorEnvironment(EpisodeEnvironment[KeydoorState]):
             cost=1.0,
             terms={"won": float(world.won), "subgoals": self._world.reached(world) / self._world.subgoals},
         )
+
+    def _after(self, action: str) -> State | None:
+        """The world's state after `action`; None if it is not possible."""
+        return self._world.after(self._state.world, action)
 
     def _shown(self, action: str, after: State | None) -> str:
         """The result of the action, then the surroundings."""

@@ -7,11 +7,12 @@ import torch
 from pydantic import ValidationError
 
 from stages.control.off_policy.agent import Agent, Transitions
-from stages.control.off_policy.lipschitz import adversary, bounded, local_slopes, power_iteration, slope_penalty, value_gap
-from stages.control.off_policy.model_settings import Dynamics, Lipschitz
-from stages.control.off_policy.networks import Ensemble
+from stages.control.off_policy.model_settings import Dynamics
 from stages.control.off_policy.settings import OffPolicy
 from stages.control.off_policy.world_model import WorldModel
+from stages.values.ensemble import Ensemble
+from stages.values.lipschitz import adversary, bounded, local_slopes, power_iteration, slope_penalty, value_gap
+from stages.values.settings import Lipschitz
 
 ROBUST = {"kind": "robust", "weight": 1.0}
 SLOPES = torch.tensor([3.0, -4.0])

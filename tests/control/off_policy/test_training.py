@@ -17,12 +17,13 @@ from torch import nn
 from stages.control.off_policy import training
 from stages.control.off_policy.agent import Agent, Transitions
 from stages.control.off_policy.evaluation import overestimation, soft_returns
-from stages.control.off_policy.networks import Ensemble, Policy
+from stages.control.off_policy.networks import Policy
 from stages.control.off_policy.replay import Replay
 from stages.control.off_policy.settings import OffPolicy
 from stages.control.off_policy.training import Training, run
 from stages.control.off_policy.vector_task import VectorTask
 from stages.runtime.validation import ParamsError
+from stages.values.ensemble import Ensemble
 from stages.values.pessimism import similarity
 
 DSAC_T = {"critic": "gaussian", "delay": 2, "target_policy": True}

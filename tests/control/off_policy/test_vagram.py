@@ -10,10 +10,11 @@ from pydantic import ValidationError
 
 from stages.control.off_policy.agent import Agent, Transitions
 from stages.control.off_policy.imagination import Imagination
-from stages.control.off_policy.model_settings import Dynamics, ValueAware
+from stages.control.off_policy.model_settings import Dynamics
 from stages.control.off_policy.settings import OffPolicy
-from stages.control.off_policy.vagram import clipped, gaussian_loss, state_loss, weights_of
 from stages.control.off_policy.world_model import WorldModel
+from stages.values.settings import ValueAware
+from stages.values.vagram import clipped, gaussian_loss, state_loss, weights_of
 
 PLAIN = {"clip_quantile": None}
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from stages.control.off_policy.model_settings import ValueAware
 from stages.records.card import Card
+from stages.values.settings import ValueAware
 
 CARD = Card(
     slug="vagram",
@@ -19,7 +19,7 @@ CARD = Card(
     assumptions="a smooth value function; errors small enough for its first-order expansion",
     reduces_to="g = 1: squared error; without the sum's cross terms: VAML",
     tested_by="tests/control/off_policy/test_vagram.py",
-    switch="dynamics.loss: vagram of environment gymnasium, lane control",
+    switch="dynamics.loss: vagram of environment gymnasium, lane control; annotate.evaluation.model_rollouts: {}",
 )
 
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from stages.control.off_policy.model_settings import Lipschitz
 from stages.records.card import Card
+from stages.values.settings import Lipschitz
 
 CARD = Card(
     slug="lipschitz_mbrl",
@@ -23,7 +23,8 @@ CARD = Card(
     assumptions="values need to change slowly with the state only where the model errs",
     reduces_to="weight 0, epsilon 0 or beta large: SAC, with dynamics MBPO with one deterministic model",
     tested_by="tests/control/off_policy/test_lipschitz.py",
-    switch="lipschitz.kind: spectral or robust of environment gymnasium, lane control",
+    switch="lipschitz.kind: spectral or robust of environment gymnasium, lane control; "
+    "annotate.evaluation.model_rollouts.lipschitz",
 )
 Values = Callable[[Tensor], Tensor]
 """States [N, B, S] -> every critic's value [N, B]."""

@@ -1,0 +1,86 @@
+"""A language model from a folder as the decision: it chooses among the goals by the probabilities of their texts.
+
+Requests and answers are recorded with their hashes, so that a run can be repeated from the record without the model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stages.control.advice.settings import Decision
+from stages.control.advice.world import GOALS
+from stages.records.sections import params_hash
+from stages.runtime.files import atomic_text
+from stages.runtime.validation import ParamsError
+from stages.seeding import stream
+
+
+class LanguageModel:
+    """See the module. `calls`: requests that the model answered. The model is loaded when it is first asked.
+
+    Raises ParamsError for a folder without a model, or a record that is not one."""
+
+    def __init__(self, settings: Decision) -> None:
+        self.settings, self.calls = settings, 0
+        self.folder, self.file = Path(settings.model), None if settings.records is None else Path(settings.records)
+        self.answers: dict[str, list[float]] = {}
+        self._loaded: tuple[Any, Any] | None = None
+        if self.file is not None and self.file.exists():
+            self._read(self.file)
+        elif not (self.folder / "config.json").exists():
+            raise ParamsError(f"decision.model: {settings.model} is no folder of a model (config.json is missing); name another")
+
+    def _read(self, file: Path) -> None:
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+            try:
+                row = json.loads(line)
+                self.answers[row["request"]] = [float(value) for value in row["logprobs"]]
+            except (ValueError, KeyError, TypeError) as error:
+                raise ParamsError(
+                    f"decision.records: line {number} of {file} is no recorded answer ({error}); remove it"
+                ) from error
+
+    def choose(self, prompts: Sequence[str], keys: Sequence[tuple[object, ...]]) -> list[int]:
+        """A goal for each prompt, drawn by softmax(mean log-probability per token / temperature)."""
+        names = [params_hash({"model": self.settings.model, "prompt": prompt}) for prompt in prompts]
+        unknown = {name: prompt for name, prompt in zip(names, prompts, strict=True) if name not in self.answers}
+        for name, prompt in unknown.items():
+            self.answers[name] = self._ask(prompt)
+        found = []
+        for name, key in zip(names, keys, strict=True):
+            shares = torch.softmax(torch.tensor(self.answers[name], dtype=torch.float64) / self.settings.temperature, -1)
+            draw = stream(*key, "decision").random()
+            found.append(min(int((draw >= shares.cumsum(-1)).sum()), len(GOALS) - 1))
+        return found
+
+    @torch.inference_mode()
+    def _ask(self, prompt: str) -> list[float]:
+        """The goals' mean log-probabilities per token, rounded so that a record holds them exactly."""
+        from stages.agent.chat import Chat
+        from stages.agent.logprobs import head_logprobs
+        from stages.agent.policy import load_policy
+        from stages.values.q_model import action_mask, action_states
+
+        if self._loaded is None:
+            policy = load_policy(self.folder, attention="sdpa")
+            self._loaded = policy.model, Chat(policy.tokenizer)
+        model, chat = self._loaded
+        goals = [chat.tokens_of(goal) for goal in GOALS]
+        lengths, real = action_mask(goals)
+        states = action_states(model.base_model, chat.prompt_tokens(prompt), goals)[:, :-1]
+        found = torch.zeros(real.shape)
+        found[real] = head_logprobs(model, states[real], torch.tensor([token for goal in goals for token in goal]))
+        logprobs = found.sum(1) / lengths
+        self.calls += 1
+        return [round(value, 6) for value in logprobs.tolist()]
+
+    def save(self) -> None:
+        """Write the record, if there is to be one, in the order of hashes."""
+        if self.file is not None and self.calls:
+            rows = ({"request": name, "logprobs": self.answers[name]} for name in sorted(self.answers))
+            atomic_text(self.file, "".join(json.dumps(row) + "\n" for row in rows))

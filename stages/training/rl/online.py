@@ -27,7 +27,7 @@ from stages.engine.engine import Sampling
 from stages.engine.local_engine import make_engine
 from stages.environments.protocol import Domain
 from stages.environments.registry import returns_of
-from stages.records.episode import Episode, episode_row, read_episodes, read_json, read_tasks
+from stages.records.episode import Episode, read_episodes, read_json, read_tasks
 from stages.records.sections import params_hash
 from stages.training.common.batches import trajectory_batch
 from stages.training.common.loop import Sums, Update
@@ -35,7 +35,7 @@ from stages.training.common.processes import Processes
 from stages.training.rl.curriculum import make_source
 from stages.training.rl.demonstrations import ExternalEpisodes
 from stages.training.rl.imitation import SelfImitation
-from stages.training.rl.job import History, RlJob, window_means
+from stages.training.rl.job import History, RlJob, episode_rows, window_means
 from stages.training.rl.models import Models, make_learners
 from stages.training.rl.off_policy import OffPolicy
 from stages.training.rl.offline_dataset import read_offline_dataset
@@ -150,6 +150,7 @@ class OnlineJob(RlJob):
         self.observe(step)
         collected = time.monotonic()
         prepared = self.prepare(batch, step)
+        self.last = (step + 1, self.played, prepared.advantages)
         key = (self.labels.seed, self.labels.stream, step)
         self.role_updates.prepare(self.source.role_episodes(), step, key)
         if step in (0, self.rl.steps - 1) or self.finished():
@@ -299,9 +300,7 @@ class OnlineJob(RlJob):
         kept += [(own, self.role_updates.episodes[role]) for role, own in self.role_updates.batches.items()]
         for prepared, episodes in kept:
             assert prepared.advantages is not None
-            for row, episode in enumerate(episodes):
-                advantages = prepared.advantages[row, : len(episode.token_ids)].tolist()
-                self.samples.append({**episode_row(episode), "step": step + 1, "advantages": advantages})
+            self.samples += episode_rows(step + 1, episodes, prepared.advantages)
 
     def finish(self, step: int, sums: Mapping[str, Sums]) -> dict[str, float]:
         count = len(self.played)

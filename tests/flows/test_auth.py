@@ -120,8 +120,8 @@ def test_report_server_follows_links_but_serves_nothing_above_its_folder(tmp_pat
     (tmp_path / "cached").write_text("<p>page</p>")
     (tmp_path / "secret").write_text("secret")
     (folder / "report.html").symlink_to(tmp_path / "cached")
-    with TestClient(make_app(tmp_path), base_url="http://127.0.0.1:5001") as client:
-        answer: httpx.Response = client.get("/")
-        assert (answer.status_code, answer.text) == (200, "<p>page</p>")
-        assert client.get("/%2e%2e/secret").status_code == 404
-        assert client.get("/none.html").status_code == 404
+    client = TestClient(make_app(tmp_path), base_url="http://127.0.0.1:5001")
+    answer: httpx.Response = client.get("/")
+    assert (answer.status_code, answer.text) == (200, "<p>page</p>")
+    assert client.get("/%2e%2e/secret").status_code == 404
+    assert client.get("/none.html").status_code == 404

@@ -15,10 +15,10 @@ import pyarrow as pa
 from stages.records.episode import episode_schema, write_table
 from stages.runtime.live import PAUSE, POLL_S, STOP, Live, StoppedError
 from stages.runtime.spans import span
-from stages.training.common.processes import Processes
 
 if TYPE_CHECKING:
     from stages.runtime.stage import StageContext
+    from stages.training.common.processes import Processes
 
 NEWEST = 48
 """The most episodes of a step that are told."""

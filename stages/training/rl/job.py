@@ -49,12 +49,14 @@ class RlJob(Job):
         """Number, episodes and advantages [B, T] of the last step that played."""
 
     def state_dict(self) -> dict[str, Any]:
-        return {"ledger": self.ledger.state_dict(), "algorithm": self.algorithm.state}
+        return {"ledger": self.ledger.state_dict(), "algorithm": self.algorithm.state, "costs": self.algorithm.costs}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.ledger.load_state_dict(state["ledger"])
         self.algorithm.state.clear()
         self.algorithm.state.update(state["algorithm"])
+        self.algorithm.costs.clear()
+        self.algorithm.costs.update(state["costs"])
 
     def newest(self) -> list[dict[str, Any]]:
         return episode_rows(*self.last)

@@ -126,7 +126,7 @@ def test_mlflow_and_report_servers_accept_only_local_host_names(served: Served) 
     api = "/api/2.0/mlflow/experiments"
     for host in FOREIGN_HOSTS:
         assert request(served.mlflow_port, "GET", f"{api}/search?max_results=1", host=host).status_code == 403
-        assert request(served.report_port, "GET", "/report.html", host=host).status_code == 400
+        assert request(served.report_port, "GET", "/report.html", host=host).status_code == 421
     for host in ("localhost", "127.0.0.1"):
         assert request(served.mlflow_port, "GET", f"{api}/search?max_results=1", host=host).status_code == 200
         assert request(served.report_port, "GET", "/dvc.yaml", host=host).status_code == 200

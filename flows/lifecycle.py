@@ -86,9 +86,9 @@ def logger() -> Echo:
 
 
 def can_be_retried(task: Any, run: Any, state: State) -> bool:
-    """Whether a retry may help: not if the stage's parameters or input were rejected."""
+    """Whether to retry: not if the stage's parameters or input were rejected, or someone asked it to stop."""
     error = state.result(raise_on_failure=False)
-    return not (isinstance(error, StageFailedError) and error.bad_parameters)
+    return not (isinstance(error, StageFailedError) and (error.bad_parameters or error.stopped))
 
 
 @contextlib.contextmanager

@@ -1,5 +1,4 @@
-"""`python -m flows.local_server prefect --port 4200` (or `report`): a server that answers requests to
-127.0.0.1 and localhost only.
+"""`python -m flows.local_server prefect --port 4200`: Prefect's server, which answers requests to 127.0.0.1 and localhost only.
 
 This blocks DNS rebinding: a web page whose name is pointed at 127.0.0.1 has the server's origin in the browser, but its requests
 still carry its name as their Host.
@@ -9,20 +8,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.responses import RedirectResponse
-from starlette.routing import Mount, Route
-from starlette.staticfiles import StaticFiles
 
 from flows.auth import HOSTS
-from flows.process import ROOT
 from stages.runtime.command import command
-
-REPORT = "report.html"
 
 
 def prefect() -> Starlette:
@@ -32,13 +24,7 @@ def prefect() -> Starlette:
     return create_app(final=True)
 
 
-def report(folder: Path = ROOT / "reports") -> Starlette:
-    """The folder of the report; follows links into DVC's cache."""
-    files = StaticFiles(directory=folder, follow_symlink=True)
-    return Starlette(routes=[Route("/", lambda _: RedirectResponse(f"/{REPORT}")), Mount("/", files)])
-
-
-SERVERS = {"prefect": prefect, "report": report}
+SERVERS = {"prefect": prefect}
 
 
 @command

@@ -19,6 +19,7 @@ from flows.checkout import run_lock
 from flows.process import (
     BAD_PARAMETERS,
     ROOT,
+    STOPPED,
     ChildProcesses,
     Echo,
     StageFailedError,
@@ -218,6 +219,8 @@ def run_stage(
         reason = f"exit code {returned if code is None else code}"
         if code == BAD_PARAMETERS:
             reason += ": bad parameters or input, a retry cannot help"
+        if code == STOPPED:
+            raise StageFailedError(f"stage {stage} was stopped, as requested; it goes on from there when it is run again", code)
         message = f"stage {stage} failed ({reason}). Its last output:{quoted(tail)}\nTo run it alone: dvc repro {stage}"
         raise StageFailedError(message, code)
     return StageResult(**{state: tuple(names) for state, names in found.items()})

@@ -17,6 +17,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 BAD_PARAMETERS = 2
 """Exit code of a stage that rejects its parameters or input: a retry cannot help."""
+STOPPED = 3
+"""Exit code of a stage that someone asked to stop after a step."""
 TAIL_LINES = 12
 """Lines of a failed command's output that its error quotes."""
 _NOISE = re.compile(r"^(Running stage '|> |ERROR: failed to reproduce '|\s*$)")
@@ -37,6 +39,10 @@ class StageFailedError(RuntimeError):
     @property
     def bad_parameters(self) -> bool:
         return self.code == BAD_PARAMETERS
+
+    @property
+    def stopped(self) -> bool:
+        return self.code == STOPPED
 
 
 class ChildProcesses:

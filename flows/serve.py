@@ -148,7 +148,7 @@ def services(ports: argparse.Namespace) -> tuple[list[Service], list[Service], s
     """The servers; the services that need the deployments; MLflow's address."""
     python = [sys.executable, "-m"]
     server = [*python, "flows.local_server", "prefect", "--port", str(ports.port)]
-    report = [*python, "flows.local_server", "report", "--port", str(ports.report_port)]
+    report = [*python, "stages.live", "serve", "--port", str(ports.report_port)]
     servers = [
         Service("prefect-server", server, f"http://{HOST}:{ports.port}/api/health"),
         Service("report", report, f"http://{HOST}:{ports.report_port}/"),
@@ -157,7 +157,7 @@ def services(ports: argparse.Namespace) -> tuple[list[Service], list[Service], s
     mlflow = given
     if not given.startswith("http"):  # else the tracking server has a UI of its own
         mlflow = f"http://{HOST}:{ports.mlflow_port}"
-        ui = [*python, "stages.tracking.ui", "--host", HOST, "--port", str(ports.mlflow_port)]
+        ui = [*python, "stages.tracking.ui", "--host", HOST, "--port", str(ports.mlflow_port), "--report-port", "0"]
         servers.append(Service("mlflow-ui", ui, f"{mlflow}/health"))
     worker = [*python, "prefect", "worker", "start", "--pool", POOL, "--type", "process", "--install-policy", "never"]
     workers = [Service("worker", worker, grace_s=WORKER_GRACE_S), Service("watch", [*python, "flows.watch"])]
@@ -218,6 +218,7 @@ def serve(ports: argparse.Namespace) -> int:
         print(f"serve: Prefect   http://{HOST}:{ports.port} (password in {password_file()})", flush=True)
         print(f"serve: MLflow    {mlflow}", flush=True)
         print(f"serve: report    {variables[REPORT_URL]}", flush=True)
+        print(f"serve: training  http://{HOST}:{ports.report_port}/live/", flush=True)
         print(f"serve: logs in {FOLDER.relative_to(ROOT)}; Ctrl-C or 'make serve-stop' stops everything", flush=True)
         while True:
             for service in (*servers, *workers):

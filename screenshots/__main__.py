@@ -13,13 +13,14 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from screenshots.chromium import Browser, open_browser
-from screenshots.servers import mlflow_server, prefect_server
+from screenshots.servers import HOST, free_port, mlflow_server, prefect_server, serving
 from stages.reporting.generated_blocks import filled, link
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -111,6 +112,46 @@ def take_viewer(browser: Browser, names: Sequence[str]) -> None:
             browser.run(script)
             time.sleep(SETTLE_S)
         save(browser, ROOT / FOLDER / f"{name}.png")
+
+
+def replayed(root: Path, domain: str) -> None:
+    """Tell in `root` what this checkout's rl stage told: the curves up to the middle, the episodes of its first stored step. The
+    stage counts as running while this process does. Raises RuntimeError without a finished rl stage."""
+    from stages.records.episode import episode_schema, read_rows, write_table
+    from stages.reporting.inputs import read_history
+    from stages.runtime.live import Live
+    from stages.training.common.steering import FURTHER, NEWEST
+
+    history, samples = ROOT / f"reports/rl/{domain}_history.csv", ROOT / f"data/rl/{domain}/samples.parquet"
+    columns = read_history(history)
+    if columns is None or not samples.exists():
+        raise RuntimeError(f"{history} or {samples} does not exist; run 'make lifecycle' first")
+    for name in ("params.yaml", "data/models/sft"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).symlink_to(ROOT / name)
+    steps = len(columns["step"])
+    rows = [{name: values[place] for name, values in columns.items()} for place in range((steps + 1) // 2)]
+    live = Live(root, f"rl@{domain}")
+    live.begin("training", steps, rows)
+    given = read_rows(samples)
+    first = [row for row in given if row["step"] == min(other["step"] for other in given)]
+    file = live.episodes_file()
+    assert file is not None
+    write_table(file, episode_schema(first, *FURTHER), first[:NEWEST])
+
+
+def take_live(browser: Browser, names: Sequence[str]) -> None:
+    """What is training, from the finished run's own history: the stage itself would be over too soon."""
+    with tempfile.TemporaryDirectory() as folder:
+        root, port = Path(folder), free_port()
+        replayed(root, "search")
+        command = [sys.executable, "-m", "stages.live", "serve", "--port", str(port)]
+        address = f"http://{HOST}:{port}/live/"
+        with serving(command, address, root / "log", {"PYTHONPATH": str(ROOT), "MLFLOW_TRACKING_URI": ""}, root):
+            browser.view(SIZE)
+            browser.open(address)
+            wait_for(browser, "rl@search", "Stop after this step", "Newest episodes")
+            save(browser, ROOT / FOLDER / "viewer-live.png")
 
 
 def mlflow_runs(address: str) -> tuple[str, str, str, Any]:
@@ -236,6 +277,7 @@ CAPTIONS = {
     "viewer-compare": "Two models at the same task, turn by turn, the first divergence marked",
     "viewer-patterns": "How often patterns of behaviour occur, with links to the episodes",
     "viewer-paths": "Where the episodes of a task go, before and after reinforcement learning",
+    "viewer-live": "What is training: curves, newest episodes, pause, resume and stop",
     "mlflow-runs": "MLflow: a parent run per lifecycle, a child per stage and domain",
     "mlflow-charts": "MLflow: curves of an RL run",
     "mlflow-trace": "MLflow: an episode as a trace, turn by turn",
@@ -245,6 +287,7 @@ CAPTIONS = {
 TAKERS: dict[Callable[[Browser, Sequence[str]], None], tuple[str, ...]] = {
     take_report: ("report",),
     take_viewer: tuple(VIEWS),
+    take_live: ("viewer-live",),
     take_mlflow: ("mlflow-runs", "mlflow-charts", "mlflow-trace"),
     take_prefect: ("prefect-run",),
 }

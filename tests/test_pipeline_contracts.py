@@ -230,6 +230,7 @@ ORDER = (
     {"designs", "serving", "tracking"},
     {"claims"},
     {"reporting"},
+    {"live"},
     {"curate", "sft", "rollout", "annotate", "rl", "merge", "evaluate", "report", "plugins"},
 )
 """Parts of stages/ from the lowest to the highest; a part's command (__main__.py) is above all of them."""

@@ -15,7 +15,7 @@ from stages.pretraining.corpus import Chat
 from stages.pretraining.settings import Settings
 from stages.records.episode import Owner
 from stages.seeding import seed_torch
-from stages.training.common.loop import Learner, Sums, Update
+from stages.training.common.loop import Job, Learner, Sums, Update
 from stages.training.common.optimiser import make_optimiser, warmup_stable_decay
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def predictions(model: Any, ids: Tensor, keep: Tensor, tokens: Tensor | None = N
     return hidden @ model.lm_head.weight[tokens].T, torch.searchsorted(tokens, targets)
 
 
-class PretrainJob:
+class PretrainJob(Job):
     """See stages.training.common.loop.Job. A step trains on the corpus batch at `place`, sorted by length; `place` then moves to
     the next batch, or to the next phase's first batch if a phase ends early. The learning rate is a function of `place`."""
 

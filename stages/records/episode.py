@@ -278,10 +278,10 @@ PREFERENCE_SCHEMA = pa.schema(
 """Imported preference pairs as text: two continuations of the same prompt. `task_id` is "" for pairs without a task."""
 
 
-def write_table(path: Path | str, schema: pa.Schema, rows: Iterable[Mapping[str, Any]]) -> None:
+def write_table(path: Path | str, schema: pa.Schema, rows: Iterable[Mapping[str, Any]], *, durable: bool = True) -> None:
     """Write rows to `path` atomically, in the given order; the same rows always give the same bytes. Raises OSError."""
     table = pa.Table.from_pylist([dict(row) for row in rows], schema=schema)
-    with atomic_file(path) as partial:
+    with atomic_file(path, durable=durable) as partial:
         pq.write_table(table, partial, compression="zstd", version="2.6", write_statistics=False)
 
 

@@ -35,7 +35,7 @@ class Cost:
 
     inputs: str
     seconds: float = 0.0
-    """From the start of the process."""
+    """From the start of the process, without the time for which it was paused."""
     cpu_seconds: float = 0.0
     """User and system time of the stage and of the processes it started."""
     peak_bytes: int = 0
@@ -156,7 +156,7 @@ def measured(root: Path, title: str, inputs: str, started: float = 0.0) -> Itera
         found, largest = spans.totals(), _largest_process()
         cost = Cost(
             inputs=inputs,
-            seconds=round(before.seconds + started + time.perf_counter() - begun, 3),
+            seconds=round(before.seconds + started + time.perf_counter() - begun - found.seconds.get("paused", 0.0), 3),
             cpu_seconds=round(before.cpu_seconds + _cpu_seconds(), 3),
             peak_bytes=max(before.peak_bytes, largest),
             peak_tree_bytes=max(before.peak_tree_bytes, largest, memory.peak),

@@ -21,6 +21,7 @@ from stages.runtime.command import OUTPUT_CLOSED, OutputClosed, command
 from stages.runtime.costs import measured, read_cost, uptime
 from stages.runtime.gpu import own_gpu, uses_gpu
 from stages.runtime.lineage import identity, input_hashes, output_hashes
+from stages.runtime.live import StoppedError
 from stages.runtime.parent import die_with_parent
 from stages.runtime.progress import FOLDER as PROGRESS
 from stages.runtime.progress import Progress, progress
@@ -32,10 +33,10 @@ from stages.runtime.tracker import Tracker
 from stages.runtime.validation import ParamsError
 from stages.runtime.workers import quiet_environment
 
-FAILED, BAD_PARAMETERS = 1, 2
+FAILED, BAD_PARAMETERS, STOPPED = 1, 2, 3
 """Exit codes. FAILED: something outside the stage failed (a full disk, a lost device) or an unexpected exception occurred; a
 retry, which resumes from the last checkpoint, may help. BAD_PARAMETERS: parameters or input are invalid, or need what this
-machine lacks; a retry can't help."""
+machine lacks; a retry can't help. STOPPED: someone asked the stage to stop after a step (stages.runtime.live)."""
 Chunk = TypeVar("Chunk")
 
 
@@ -295,6 +296,11 @@ def _tracked(context: StageContext, work: Callable[[], None]) -> int:
         if isinstance(error, TeamError) and error.code:
             return error.code  # so that the process in which a cause appears does not decide whether a retry may help
         return FAILED if isinstance(error, OSError) and not isinstance(error, FileNotFoundError) else BAD_PARAMETERS
+    except StoppedError as error:
+        status = "KILLED"
+        if context.main:
+            print(f"{context.title}: {error}", file=sys.stderr)
+        return STOPPED
     except OutputClosed:
         status = "KILLED"
         raise

@@ -71,3 +71,5 @@ def test_ui_shows_parent_children_and_a_trace(browser: Any, tracked: Server) -> 
         assert "reward" in page
         assert "take it" in page
         assert "format" in page
+        addresses = browser.run("return [...document.querySelectorAll('a')].map(one => one.href)")
+        print([one for one in addresses if "episodes" in one])

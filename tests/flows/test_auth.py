@@ -103,7 +103,7 @@ def test_make_ui_restricts_mlflow_to_local_host_names() -> None:
     """Contract: MLflow's default would allow `10.*`, and with it the host 10.attacker.example."""
     done = subprocess.run(["make", "-n", "ui"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert "stages.tracking.ui" in done.stdout
-    _, options = served([])
+    _, _, options = served([])
     assert set(options[options.index("--allowed-hosts") + 1].split(",")) == {
         *auth.HOSTS,
         *(f"{host}:*" for host in auth.HOSTS),
@@ -113,15 +113,15 @@ def test_make_ui_restricts_mlflow_to_local_host_names() -> None:
 def test_report_server_follows_links_but_serves_nothing_above_its_folder(tmp_path: Path) -> None:
     from starlette.testclient import TestClient
 
-    from flows.local_server import report
+    from stages.live.app import make_app
 
     folder = tmp_path / "reports"
     folder.mkdir()
     (tmp_path / "cached").write_text("<p>page</p>")
     (tmp_path / "secret").write_text("secret")
     (folder / "report.html").symlink_to(tmp_path / "cached")
-    with TestClient(report(folder)) as client:
-        answer: httpx.Response = client.get("/")
-        assert (answer.status_code, answer.text) == (200, "<p>page</p>")
-        assert client.get("/%2e%2e/secret").status_code == 404
-        assert client.get("/none.html").status_code == 404
+    client = TestClient(make_app(tmp_path), base_url="http://127.0.0.1:5001")
+    answer: httpx.Response = client.get("/")
+    assert (answer.status_code, answer.text) == (200, "<p>page</p>")
+    assert client.get("/%2e%2e/secret").status_code == 404
+    assert client.get("/none.html").status_code == 404

@@ -126,16 +126,19 @@ def test_mlflow_and_report_servers_accept_only_local_host_names(served: Served) 
     api = "/api/2.0/mlflow/experiments"
     for host in FOREIGN_HOSTS:
         assert request(served.mlflow_port, "GET", f"{api}/search?max_results=1", host=host).status_code == 403
-        assert request(served.report_port, "GET", "/report.html", host=host).status_code == 400
+        assert request(served.report_port, "GET", "/report.html", host=host).status_code == 421
     for host in ("localhost", "127.0.0.1"):
         assert request(served.mlflow_port, "GET", f"{api}/search?max_results=1", host=host).status_code == 200
         assert request(served.report_port, "GET", "/dvc.yaml", host=host).status_code == 200
+    wanted = {"title": "rl@search", "wanted": "stop"}
     for origin in ("https://attacker.example", "null"):
+        assert request(served.report_port, "POST", "/live/request", origin=origin, json=wanted).status_code == 403
         made = request(served.mlflow_port, "POST", f"{api}/create", origin=origin, json={"name": "theirs"})
         assert made.status_code == 403
         read = request(served.mlflow_port, "GET", f"{api}/search?max_results=1", origin=origin)
         assert "access-control-allow-origin" not in read.headers
-    assert request(served.report_port, "GET", "/").headers["location"] == "/report.html"
+    assert request(served.report_port, "GET", "/").headers["location"] == "/live/"  # there is no report yet
+    assert "Stop after this step" in request(served.report_port, "GET", "/live/").text
     assert request(served.report_port, "GET", "/../params.yaml").status_code == 404
 
 

@@ -76,7 +76,7 @@ def test_symlink_to_the_same_checkout_changes_nothing(root: Path) -> None:
 def test_ui_address_follows_the_options(given: list[str], address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_PORT", raising=False)
     monkeypatch.delenv("MLFLOW_HOST", raising=False)
-    printed, options = served(given)
+    printed, _, options = served(given)
     assert printed == address
     assert f"http://{options[1]}:{options[3]}" == address
     assert options[options.index("--allowed-hosts") + 1] == "127.0.0.1,127.0.0.1:*,localhost,localhost:*"
@@ -99,7 +99,7 @@ def test_make_ui_prints_the_requested_port(root: Path) -> None:
     code = f"import sys; sys.executable = {str(stub)!r}; import stages.tracking.ui as ui; raise SystemExit(ui.main())"
     environment = {key: value for key, value in os.environ.items() if not key.startswith("MLFLOW_")}
     done = subprocess.run(
-        [sys.executable, "-c", code, "--port", str(port)],
+        [sys.executable, "-c", code, "--port", str(port), "--report-port", "0"],
         cwd=root,
         env={**environment, "PYTHONPATH": str(ROOT)},
         capture_output=True,

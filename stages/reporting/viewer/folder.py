@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +58,13 @@ def render_viewer(inputs: Inputs, groups: Sequence[Indexed], patterns: Sequence[
         "comparisons": comparisons(inputs),
     }
     scripts = {domain: text for domain in inputs.params.domains if (text := renderer(domain)) is not None}
-    return template("viewer/index.html.j2").render(
-        light=css_variables(0),
-        dark=css_variables(1),
-        index={**index_json(groups), **listed},
-        renderers=[inline(scripts[domain]) for domain in sorted(scripts)],
-    )
+    return viewer_page({**index_json(groups), **listed}, [inline(scripts[domain]) for domain in sorted(scripts)])
+
+
+def viewer_page(index: Mapping[str, Any], renderers: Sequence[str]) -> str:
+    """The viewer's page with an index and the scripts that draw episodes."""
+    found = template("viewer/index.html.j2")
+    return found.render(light=css_variables(0), dark=css_variables(1), index=index, renderers=renderers)
 
 
 def intervals(found: Sequence[Prevalence]) -> dict[str, dict[str, list[float | None]]]:

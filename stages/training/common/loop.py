@@ -27,6 +27,7 @@ from stages.runtime.spans import span
 from stages.training.common.adapters import load_trained_state, trained_state
 from stages.training.common.optimiser import Schedule
 from stages.training.common.processes import Processes, gather_full, shard_like
+from stages.training.common.steering import Steering
 
 if TYPE_CHECKING:
     from stages.runtime.stage import StageContext
@@ -215,6 +216,10 @@ class Job(Protocol):
         """Whether to stop before the last step."""
         return False
 
+    def newest(self) -> Sequence[Mapping[str, Any]]:
+        """The last step's episodes for those who watch: rows of EPISODE_SCHEMA with `step` and `advantages`; none by default."""
+        return ()
+
     def state_dict(self) -> dict[str, Any]:
         """The state that `updates` and `finish` keep between steps, learners excluded."""
         ...
@@ -237,6 +242,8 @@ def run_loop(
 
     A run that was killed and resumed ends with the same weights, history and job state, bit for bit. With several processes, the
     first writes checkpoints and all read them.
+
+    Raises StoppedError, with a checkpoint saved, if someone asked to stop after a step (stages.runtime.live).
     """
     history: list[dict[str, float]] = []
     saved = checkpoints.load(label)
@@ -245,6 +252,14 @@ def run_loop(
         for name, learner in job.learners.items():
             learner.load_state_dict(saved["learners"][name])
         job.load_state_dict(saved["job"])
+
+    def save() -> None:
+        learners = {name: learner.state_dict() for name, learner in job.learners.items()}
+        if context.main:
+            checkpoints.save(label, {"history": history, "learners": learners, "job": job.state_dict()})
+
+    processes = next((learner.processes for learner in job.learners.values()), None)
+    steering = Steering(context, processes, label, steps, history)
     with context.progress(label, steps) as bar:
         bar.restore(len(history))
         for step in range(len(history), steps):
@@ -260,12 +275,14 @@ def run_loop(
             for name, value in row.items():
                 context.metric(prefix + name, value, step + 1)
             bar.advance(1, ", ".join(f"{name} {row[name]:.4g}" for name in list(row)[1:4]))
+            steering.tell(row, job.newest)
             if job.finished():
                 break
-            if (step + 1) % checkpoint_every == 0 and step + 1 < steps:
-                learners = {name: learner.state_dict() for name, learner in job.learners.items()}
-                if context.main:
-                    checkpoints.save(label, {"history": history, "learners": learners, "job": job.state_dict()})
+            if step + 1 < steps:
+                if (step + 1) % checkpoint_every == 0:
+                    save()
+                steering.obey(step + 1, save)
+    steering.finish()
     return history
 
 

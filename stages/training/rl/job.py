@@ -10,6 +10,7 @@ from stages.agent.chat import Chat
 from stages.agent.policy import Policy
 from stages.algorithms.algorithm import Algorithm
 from stages.environments.protocol import Domain
+from stages.records.episode import Episode, episode_row
 from stages.records.sections import seed_of
 from stages.training.common.ledger import Ledger
 from stages.training.common.loop import Job
@@ -17,6 +18,8 @@ from stages.training.common.processes import Processes
 from stages.training.rl.models import Models
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from stages.runtime.stage import StageContext
 
 History = Sequence[Mapping[str, float]]
@@ -42,6 +45,8 @@ class RlJob(Job):
         self.ledger = Ledger()
         self.samples: list[dict[str, Any]] = []
         """Sample episodes for the report, with step and advantages."""
+        self.last: tuple[int, Sequence[Episode], Tensor | None] = (0, (), None)
+        """Number, episodes and advantages [B, T] of the last step that played."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"ledger": self.ledger.state_dict(), "algorithm": self.algorithm.state, "costs": self.algorithm.costs}
@@ -52,6 +57,9 @@ class RlJob(Job):
         self.algorithm.state.update(state["algorithm"])
         self.algorithm.costs.clear()
         self.algorithm.costs.update(state["costs"])
+
+    def newest(self) -> list[dict[str, Any]]:
+        return episode_rows(*self.last)
 
     def report(self, history: History) -> dict[str, Any]:
         """The job's part of reports/rl/<domain>.json."""
@@ -69,6 +77,15 @@ class RlJob(Job):
 
     def close(self) -> None:
         """Release what the job holds, such as environments; nothing by default."""
+
+
+def episode_rows(step: int, episodes: Sequence[Episode], advantages: Tensor | None) -> list[dict[str, Any]]:
+    """Rows of EPISODE_SCHEMA with `step` and `advantages` (of `advantages` [B, T], null without it)."""
+    given = [None] * len(episodes) if advantages is None else advantages
+    return [
+        {**episode_row(episode), "step": step, "advantages": None if own is None else own[: len(episode.token_ids)].tolist()}
+        for episode, own in zip(episodes, given, strict=False)
+    ]
 
 
 def window_means(history: History, column: str) -> dict[str, float]:

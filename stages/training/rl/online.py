@@ -27,7 +27,7 @@ from stages.engine.engine import Sampling
 from stages.engine.local_engine import make_engine
 from stages.environments.protocol import Domain
 from stages.environments.registry import returns_of
-from stages.records.episode import Episode, episode_row, read_episodes, read_json, read_tasks
+from stages.records.episode import Episode, read_episodes, read_json, read_tasks
 from stages.records.sections import params_hash
 from stages.records.tools import number_of_calls
 from stages.training.common.batches import trajectory_batch
@@ -36,7 +36,7 @@ from stages.training.common.processes import Processes
 from stages.training.rl.curriculum import make_source
 from stages.training.rl.demonstrations import ExternalEpisodes
 from stages.training.rl.imitation import SelfImitation
-from stages.training.rl.job import History, RlJob, window_means
+from stages.training.rl.job import History, RlJob, episode_rows, window_means
 from stages.training.rl.models import Models, make_learners
 from stages.training.rl.off_policy import OffPolicy
 from stages.training.rl.offline_dataset import read_offline_dataset
@@ -151,6 +151,7 @@ class OnlineJob(RlJob):
         self.observe(step)
         collected = time.monotonic()
         prepared = self.prepare(batch, step)
+        self.last = (step + 1, self.played, prepared.advantages)
         key = (self.labels.seed, self.labels.stream, step)
         self.role_updates.prepare(self.source, step, key)
         if step in (0, self.rl.steps - 1) or self.finished():
@@ -301,12 +302,10 @@ class OnlineJob(RlJob):
         for role, own in self.role_updates.batches.items():
             kept.append((self.role_updates.episodes[role], own.advantages))
         credited = {id(episode) for episodes, _ in kept for episode in episodes}
-        kept.append(([episode for episode in self.beside if id(episode) not in credited], None))
+        others = [episode for episode in self.beside if id(episode) not in credited]
+        kept.append((others, torch.zeros(len(others), max((len(episode.token_ids) for episode in others), default=0))))
         for episodes, advantages in kept:
-            for row, episode in enumerate(episodes):
-                length = len(episode.token_ids)
-                own = [0.0] * length if advantages is None else advantages[row, :length].tolist()
-                self.samples.append({**episode_row(episode), "step": step + 1, "advantages": own})
+            self.samples += episode_rows(step + 1, episodes, advantages)
 
     def finish(self, step: int, sums: Mapping[str, Sums]) -> dict[str, float]:
         count, everything = len(self.played), (*self.played, *self.greedy, *self.beside)

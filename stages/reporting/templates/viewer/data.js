@@ -6,13 +6,14 @@ const viewer = (function () {
   const groups = {}, entries = [], byLink = {}, arrivals = {}, files = {}, renderers = {};
   let vocabulary = null;
 
-  index.groups.forEach(function (group) {
+  // Adds a group to the index; `tasks`: the names that it counts in.
+  function take(group, tasks) {
     groups[group.key] = group;
     group.entries = [];
     group.byPair = {};
     const attempts = {};
     group.id.forEach(function (short, place) {
-      const task = index.tasks[group.domain][group.task[place]], ordinal = attempts[task] = (attempts[task] || 0) + 1;
+      const task = tasks[group.domain][group.task[place]], ordinal = attempts[task] = (attempts[task] || 0) + 1;
       const entry = {
         group: group, place: place, domain: group.domain, source: group.source, task: task, attempt: ordinal,
         id: short.charAt(0) === "=" ? short.slice(1) : task + short, outcome: index.outcomes[group.outcome[place]],
@@ -24,12 +25,20 @@ const viewer = (function () {
       entries.push(entry);
       byLink[group.source + "\n" + entry.id] = entry;
     });
-  });
+  }
+  index.groups.forEach(function (group) { take(group, index.tasks); });
+
+  // Removes a group and its episodes.
+  function drop(group) {
+    delete groups[group.key];
+    index.groups.splice(index.groups.indexOf(group), 1);
+    group.entries.forEach(function (entry) { entries.splice(entries.indexOf(entry), 1); delete byLink[entry.source + "\n" + entry.id]; });
+  }
 
   function script(name) {
     return new Promise(function (resolve, reject) {
       const tag = document.createElement("script");
-      tag.src = name + ".js";
+      tag.src = name.charAt(0) === "/" ? name : name + ".js";
       tag.onload = resolve;
       tag.onerror = function () { reject(new Error("The file " + name + ".js beside this page can't be read. Copy the whole folder, or run 'dvc checkout reports/episodes'.")); };
       document.head.appendChild(tag);
@@ -54,9 +63,10 @@ const viewer = (function () {
     note.hidden = false;
   }
 
-  function load(group) { return file(group.key, function () { return arrivals[group.key]; }); }
+  function load(group) { return file(group.file || group.key, function () { return arrivals[group.key]; }); }
 
-  function words() { return file("vocabulary", function () { return vocabulary; }); }
+  // The texts of tokens; files of running stages bring their own.
+  function words() { return index.live ? Promise.resolve(vocabulary) : file("vocabulary", function () { return vocabulary; }); }
 
   // An episode with its texts in place. `data` is what the entry's group loaded.
   function episode(entry, data) {
@@ -146,8 +156,9 @@ const viewer = (function () {
 
   return {
     index: index, groups: groups, entries: entries, domains: unique(index.groups.map(function (group) { return group.domain; })),
+    take: function (group, tasks) { index.groups.push(group); take(group, tasks); }, drop: drop,
     arrived: function (key, data) { arrivals[key] = data; },
-    vocabulary: function (given) { vocabulary = given; }, words: words,
+    vocabulary: function (given) { vocabulary = Object.assign(vocabulary || {}, given); }, words: words,
     // An environment's own drawing: `name` of the view, `draw(episode, turn, element)` -> an element for the state after a turn.
     renderer: function (domain, given) { renderers[domain] = given; }, renderers: renderers,
     find: function (source, id) { return byLink[source + "\n" + id] || (source ? undefined : entries.find(function (entry) { return entry.id === id; })); },

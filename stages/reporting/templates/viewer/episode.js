@@ -31,6 +31,12 @@ viewer.episodeView = function (article, moved) {
     facts.textContent = "";
     rows.forEach(function (row) { facts.append(row[0] + " ", element("b", "", String(row[1])), "  ·  "); });
     facts.append("episode ", link(entry.id, 0), "  ·  ", viewer.link("side by side", beside(entry)), "  ·  ", viewer.link("paths of the task", { tab: "paths", domain: entry.domain, task: entry.task }));
+    if (viewer.trace) viewer.trace(entry).then(function (address) {
+      if (!address || !shown || shown.entry !== entry) return;
+      const made = element("a", "trace", "trace in MLflow");
+      made.href = address;
+      facts.append("  ·  ", made);
+    });
     found.textContent = "";
     Object.keys(entry.group.hits).forEach(function (name) {
       const turns = entry.group.hits[name][entry.place];

@@ -77,13 +77,23 @@
 
   viewer.views.episodes = { follow: follow, step: list.step, turn: episode.step };
 
-  const FILTERS = { domain: viewer.domains, source: [], outcome: viewer.index.outcomes, stop: [], pattern: [] };
-  viewer.index.groups.forEach(function (group) { FILTERS.source.push(group.source); FILTERS.stop.push.apply(FILTERS.stop, group.stops); FILTERS.pattern.push.apply(FILTERS.pattern, Object.keys(group.hits)); });
-  FILTERS.pattern.sort(function (a, b) { return viewer.index.order.indexOf(a) - viewer.index.order.indexOf(b); });
-  Object.keys(FILTERS).forEach(function (name) {
-    viewer.option(form.elements[name], viewer.unique(FILTERS[name]), name === "pattern" ? function (value) { return viewer.index.patterns[value].title; } : null);
-  });
-  viewer.option(form.elements.term, viewer.unique(["return"].concat(viewer.index.groups.flatMap(function (group) { return Object.keys(group.terms); }))));
+  // What the filters offer, and which tabs there are. Kept choices stay.
+  function offer() {
+    const FILTERS = { domain: viewer.domains, source: [], outcome: viewer.index.outcomes, stop: [], pattern: [] };
+    viewer.index.groups.forEach(function (group) { FILTERS.source.push(group.source); FILTERS.stop.push.apply(FILTERS.stop, group.stops); FILTERS.pattern.push.apply(FILTERS.pattern, Object.keys(group.hits)); });
+    FILTERS.pattern.sort(function (a, b) { return viewer.index.order.indexOf(a) - viewer.index.order.indexOf(b); });
+    Object.keys(FILTERS).forEach(function (name) {
+      const select = form.elements[name], before = select.value;
+      while (select.options.length > 1) select.remove(1);
+      viewer.option(select, viewer.unique(FILTERS[name]), name === "pattern" ? function (value) { return viewer.index.patterns[value].title; } : null);
+      select.value = before;
+      if (select.selectedIndex < 0) select.value = "";
+    });
+    viewer.refill(form.elements.term, viewer.unique(["return"].concat(viewer.index.groups.flatMap(function (group) { return Object.keys(group.terms); }))));
+    ["compare", "patterns", "paths"].forEach(function (name) { viewer.refill(document.querySelector("#view-" + name + " [name=domain]"), viewer.domains); });
+    document.getElementById("total").textContent = viewer.entries.length ? viewer.entries.length.toLocaleString("en") + " episodes of " + viewer.domains.join(" and ") + ", token for token." : "What is training in this checkout.";
+    tabs.forEach(function (tab) { tab.hidden = !viewer.views[tab.dataset.tab] || (!viewer.entries.length && tab.dataset.tab !== "live") || (tab.dataset.tab === "live" && !viewer.watched); });
+  }
   form.addEventListener("change", function (event) { if (event.target !== form.elements.text) apply(); });
   form.elements.text.addEventListener("input", function () { clearTimeout(waiting); waiting = setTimeout(apply, 200); });
   form.elements.clear.addEventListener("click", function () { form.reset(); apply(); });
@@ -96,7 +106,7 @@
   function route() {
     const hash = new URLSearchParams(location.hash.slice(1));
     if (location.hash === "#main") return;
-    open = viewer.views[hash.get("tab")] ? hash.get("tab") : "episodes";
+    open = viewer.views[hash.get("tab")] ? hash.get("tab") : viewer.index.live && !hash.has("episode") && !hash.has("source") ? "live" : "episodes";
     tabs.forEach(function (tab) {
       const mine = tab.dataset.tab === open;
       tab.setAttribute("aria-selected", String(mine));
@@ -106,14 +116,13 @@
     viewer.views[open].follow(hash);
   }
 
-  tabs.forEach(function (tab, place) {
-    tab.hidden = !viewer.views[tab.dataset.tab];
+  tabs.forEach(function (tab) {
     tab.addEventListener("click", function () { location.hash = viewer.hash({ tab: tab.dataset.tab }); });
     tab.addEventListener("keydown", function (event) {
       const move = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
       if (!move) return;
       event.preventDefault();
-      const next = tabs[(place + move + tabs.length) % tabs.length];
+      const there = tabs.filter(function (one) { return !one.hidden; }), next = there[(there.indexOf(tab) + move + there.length) % there.length];
       next.focus();
       next.click();
     });
@@ -134,7 +143,14 @@
     act();
   });
   document.querySelectorAll("form").forEach(function (one) { one.addEventListener("submit", function (event) { event.preventDefault(); }); });
-  document.getElementById("total").textContent = viewer.entries.length.toLocaleString("en") + " episodes of " + viewer.domains.join(" and ") + ", token for token.";
   window.addEventListener("hashchange", route);
+  viewer.chosen = list.current;
+  // New groups have arrived, or the page is now watched by the server: the list keeps its choice, an address that waited is followed.
+  viewer.changed = function () {
+    const chosen = list.current();
+    offer();
+    if (open === "episodes" && viewer.entries.length) { if (chosen && viewer.entries.indexOf(chosen) >= 0) apply(null, true); else route(); }
+  };
+  offer();
   route();
 })();

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from stages.agent.constrained_engine import constrained
 from stages.agent.environment_pool import EnvironmentPool, processes_beside
 from stages.agent.policy import Policy
 from stages.agent.rollout import Labels, attempts, collect
@@ -76,7 +77,8 @@ class OnlineJob(RlJob):
         self.models = Models.make(algorithm, policy.model, self.annotated, processes, self.tokens_per_batch, self.seed)
         self.learners = make_learners(self.models, self.rl)
         self.policy_updates = PolicyUpdates(self.models, algorithm, self.ledger)
-        self.engine = make_engine(self.models.player, [self.chat.end_of_turn], self.width, self.max_length)
+        engine = make_engine(self.models.player, [self.chat.end_of_turn], self.width, self.max_length)
+        self.engine = constrained(engine, self.chat, domain, "rl", self.max_length)
         self.labels = Labels(self.seed, policy.hash, params_hash(self.rl), stream=f"rl@{context.domain}")
         self.plan = algorithm.plan(policy.model.config.vocab_size)
         self.off_policy = self._make_off_policy() if algorithm.needs_turn_critic else None

@@ -25,6 +25,7 @@ from stages.algorithms.resolve import contradictions, resolve_section
 from stages.algorithms.settings import Rl
 from stages.annotation.derived import uses_value_model
 from stages.annotation.settings import Annotate
+from stages.constraints.checks import contradiction
 from stages.curation.settings import Curate
 from stages.evaluation.scorers import closed_book_domains
 from stages.evaluation.settings import Evaluate
@@ -289,6 +290,8 @@ def check_domains(params: Params) -> None:
 
     for name in params.domains:
         domain = load_domain(name, params.per_domain[name].environment)
+        if problem := contradiction(params, domain.settings.constraint):
+            raise ParamsError(f"params.yaml: in per_domain.{name}: {problem}")
         try:
             rl = resolve_section(params.section("rl", name))[1]
             limits(rl.horizon, domain.settings.max_turns)

@@ -206,9 +206,11 @@ class ConstrainedEngine(WrappedEngine[_Session]):
             if reading.violation:
                 retry = self.constraint.enforcement == "retry"
                 if retry and request.tries < self.constraint.retries:
-                    return self._again(session, state, request, [], whole)
+                    self._again(session, state, request, [], whole)
+                    return None
                 if not retry and request.tries < TRIES:
-                    return self._back(session, state, request, whole, reading)
+                    self._back(session, state, request, whole, reading)
+                    return None
         state.tokens.extend(whole.token_ids)
         state.request = None
         return replace(whole, session=session)
@@ -232,19 +234,23 @@ class ConstrainedEngine(WrappedEngine[_Session]):
         self._outer[state.inner] = session
         self.engine.request(state.inner, key, sampling)
 
-    def _back(self, session: int, state: _Session, request: _Request, whole: Turn, reading: Reading) -> Turn | None:
+    def _fits(self, state: _Session, request: _Request, text: str, kept: int) -> bool:
+        """Whether the turn can still end in time after its first `kept` tokens."""
+        assert state.position is not None
+        room, turns = request.room - kept, self.max_turns - state.turns
+        mask = self._resumed(state.position, room, turns, text, one_choice=True) if text.strip() else None
+        return mask is not None and mask.least <= room
+
+    def _back(self, session: int, state: _Session, request: _Request, whole: Turn, reading: Reading) -> None:
         """Take back what violates the formula, and choose among the valid states."""
-        ended = whole.token_ids[-1] == self.chat.end_of_turn
-        kept = len(whole.token_ids) - ended
-        while kept and len(self.chat.turn_text(whole.token_ids[:kept]).rstrip()) > len(
-            self.chat.turn_text(whole.token_ids)[: reading.at].rstrip()
-        ):
+        kept = len(whole.token_ids) - (whole.token_ids[-1] == self.chat.end_of_turn)
+        before = len(self.chat.turn_text(whole.token_ids)[: reading.at].rstrip())
+        while kept:
+            text = self.chat.turn_text(whole.token_ids[:kept]).rstrip()
+            if len(text) <= before and self._fits(state, request, text, kept):
+                break
             kept -= 1
-        if request.room - kept < 1:
-            state.tokens.extend(whole.token_ids)
-            state.request = None
-            return replace(whole, session=session)
-        return self._again(session, state, request, [_cut(whole, kept)] if kept else [], whole)
+        self._again(session, state, request, [_cut(whole, kept)] if kept else [], whole)
 
 
 def _cut(turn: Turn, count: int) -> Turn:

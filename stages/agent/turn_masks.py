@@ -39,6 +39,9 @@ class SpecTexts:
         self._ends = vocabulary.special.copy()
         self._ends[vocabulary.end] = False
         self._inside = {marker: vocabulary.containing(marker) for marker in self.markers.values()}
+        self._longest = max(map(len, self.markers.values()), default=0)
+        self._first = {marker[0] for marker in self.markers.values()}
+        self._usual: dict[tuple[tuple[str, ...], bool], np.ndarray] = {}
 
     def tokens(self, state: str) -> tuple[int, ...]:
         """What begins a state within a turn."""
@@ -57,6 +60,25 @@ class SpecTexts:
                 starting = self.vocabulary.continuing(rest)
                 found |= starting & np.array([text != rest for text in self.vocabulary.texts]) if exactly else starting
         return found | self._inside[marker] if exactly else found
+
+    def free(self, content: str, following: Sequence[str], end: bool) -> np.ndarray:
+        """Which tokens may follow within free content, [V] bool: none that completes the text of a state that may not follow;
+        end: whether the turn may end."""
+        tail = content[-self._longest :]
+        usual = not self._first.intersection(tail)  # no text has begun: the same mask in all contents
+        key = tuple(following), end
+        if usual and key in self._usual:
+            return self._usual[key]
+        banned = self._ends.copy()
+        banned[self.vocabulary.end] = not end
+        for name, marker in self.markers.items():
+            if name not in following:
+                banned |= self.completing(tail, marker)
+            elif self.values[name]:
+                banned |= self.completing(tail, marker, exactly=True)
+        if usual:
+            self._usual[key] = ~banned
+        return ~banned
 
 
 class SpecMask:
@@ -90,6 +112,7 @@ class SpecMask:
         self.taken = 0
         """Tokens of the choice so far."""
         self.finished = False
+        self._forget()
         if state is None:
             monitor, vocabulary = texts.monitor, texts.vocabulary
             found = self._affordable(monitor.choices(position), opening=True)
@@ -100,15 +123,23 @@ class SpecMask:
         else:
             self._settle()
 
+    def _forget(self) -> None:
+        """Begin to remember what follows from a new position."""
+        self._needs: dict[tuple[str, bool], tuple[float, float]] = {}
+        self._ending: bool | None = None
+        self._names: list[str] | None = None
+
     # ---- what may follow ----------------------------------------------------------------------------------------------------
 
     def _need(self, name: str, opening: bool) -> tuple[float, float]:
         """Turns, and tokens of this turn, that a state needs up to where the episode, and the turn, may end."""
-        monitor, texts = self.texts.monitor, self.texts
-        after = monitor.step(self.position, name)
-        begins = len(texts.vocabulary.opening(texts.states[name].text)) if opening else len(texts.tokens(name))
-        tokens = begins + texts.content(name) + monitor.cost_to_pause(after, texts.costs) + 1
-        return monitor.turns_to_end(after) + 1, tokens
+        if (name, opening) not in self._needs:
+            monitor, texts = self.texts.monitor, self.texts
+            after = monitor.step(self.position, name)
+            begins = len(texts.vocabulary.opening(texts.states[name].text)) if opening else len(texts.tokens(name))
+            tokens = begins + texts.content(name) + monitor.cost_to_pause(after, texts.costs) + 1
+            self._needs[name, opening] = monitor.turns_to_end(after) + 1, tokens
+        return self._needs[name, opening]
 
     def _affordable(self, names: Sequence[str], *, opening: bool = False, tokens: bool = True) -> list[str]:
         """The states after which the end can be reached in time; if there is none, those that come closest to it."""
@@ -124,18 +155,30 @@ class SpecMask:
 
     def _may_end(self) -> bool:
         """Whether the turn may end here, and the episode's end is then still within reach."""
+        if self._ending is None:
+            self._ending = self._find_ending()
+        return self._ending
+
+    def _find_ending(self) -> bool:
         rules, monitor = self.texts.rules, self.texts.monitor
         if not rules.may_end(self.position):
             return False
         if monitor.fulfilled(self.position) or not self.shortest:
             return True
-        within = [name for name in monitor.choices(self.position) if not self.texts.states[name].turn]
+        within = self._following()
         ending = monitor.turns_to_end(rules.answered(self.position)) + 2
         return ending <= self.turns or not within or all(self._need(name, False)[0] > self.turns for name in within)
 
+    def _following(self) -> list[str]:
+        """The states that the formula admits next within the turn."""
+        if self._names is None:
+            choices = self.texts.monitor.choices(self.position)
+            self._names = [name for name in choices if not self.texts.states[name].turn]
+        return self._names
+
     def _within(self) -> list[str]:
         """The states that may follow within the turn."""
-        found = [name for name in self.texts.monitor.choices(self.position) if not self.texts.states[name].turn]
+        found = self._following()
         if not self.shortest:
             return found
         fitting = [name for name in found if self._need(name, False)[0] <= self.turns and self._need(name, False)[1] <= self.left]
@@ -149,10 +192,13 @@ class SpecMask:
         """Within free content: force a choice where the state's tokens are used up, or those of the turn nearly are."""
         if self.finished or self.choice is not None:
             return
-        exits = self._exits()
-        least = min((self._cost(option) for option in exits), default=math.inf)
-        if self.count >= self.settings.max_state_tokens or (self.shortest and self.left <= least):
-            self.choice, self.taken = exits or None, 0
+        if self.count >= self.settings.max_state_tokens or (self.shortest and self.left <= self.least):
+            self.choice, self.taken = self._exits() or None, 0
+
+    @property
+    def least(self) -> float:
+        """Tokens that the turn needs at least to end, from within a state's content."""
+        return min((self._cost(option) for option in self._exits()), default=math.inf)
 
     def _cost(self, option: Option) -> float:
         return self._need(option.state, False)[1] if option.state else 1.0
@@ -172,15 +218,7 @@ class SpecMask:
                     for follower in self._exits():
                         result[follower.tokens[0]] = True
             return result
-        banned = self.texts._ends.copy()
-        banned[vocabulary.end] = not self._may_end()
-        following = set(self._within())
-        for name, marker in self.texts.markers.items():
-            if name not in following:
-                banned |= self.texts.completing(self.content, marker)
-            elif self.texts.values[name]:
-                banned |= self.texts.completing(self.content, marker, exactly=True)
-        return ~banned
+        return self.texts.free(self.content, self._within(), self._may_end())
 
     def append(self, token: int) -> None:
         if self.finished:
@@ -198,14 +236,10 @@ class SpecMask:
 
     def _find_marker(self) -> None:
         """Begin the state whose marker the content now contains."""
-        following = set(self._within_reach())
-        places = [(self.content.find(marker), name) for name, marker in self.texts.markers.items() if name in following]
+        places = [(self.content.find(self.texts.markers[name]), name) for name in self._following()]
         found = min(((place, name) for place, name in places if place >= 0), default=None)
         if found is not None:
             self._begin(found[1], self.content[found[0] + len(self.texts.markers[found[1]]) :])
-
-    def _within_reach(self) -> tuple[str, ...]:
-        return self.texts.monitor.choices(self.position)
 
     def _choose(self, token: int) -> None:
         assert self.choice is not None
@@ -226,6 +260,7 @@ class SpecMask:
 
     def _begin(self, name: str, content: str) -> None:
         self.position = self.texts.monitor.step(self.position, name)
+        self._forget()
         self.state, self.content, self.count = self.texts.states[name], content, 0
         if self.one_choice and not self.texts.values[name]:
             self.finished = True

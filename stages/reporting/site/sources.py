@@ -24,6 +24,7 @@ CHAPTERS: Mapping[str, Sequence[str]] = {
         "docs/values",
         "docs/design-search",
         "docs/control",
+        "docs/constraints",
         "docs/thinking",
         "docs/judges",
     ),

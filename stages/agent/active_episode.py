@@ -12,11 +12,20 @@ from stages.records.task import Task
 
 @dataclass(frozen=True)
 class EpisodeRequest:
-    """One episode to play. Episodes with the same `group_id` are attempts at the same task."""
+    """One episode to play. Episodes with the same `group_id` are attempts at the same task. `role`: who plays it, where roles are
+    distinguished."""
 
     task: Task
     attempt: int
     group_id: str
+    role: str = ""
+    guidance: str = ""
+    """A hint at the end of the first message (stages/agent/guidance.py)."""
+
+    @property
+    def prompt_key(self) -> str:
+        """Equal for requests with the same first message."""
+        return f"{self.task.task_id}\n{self.guidance}"
 
     @property
     def episode_id(self) -> str:

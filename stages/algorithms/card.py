@@ -33,6 +33,7 @@ class Composition:
     pieces: functions of its own, by part (see PIECES); `rl` is the resolved section, `rl.settings` an instance of `settings`.
         reward, group_resampling, advantage, credit: (batch, rl) -> batch; branching: rl -> stages.agent.branching.Plan;
         loss: (logprobs [b, T], batch, rl) -> per-token loss [b, T]; preference: (pairs, rl) -> loss per pair [P].
+    roles: its choices for the episodes of single roles, by role and dotted key; `rl.roles` overrides them.
     settings: the model of the keys in `rl.settings`.
     derive: (settings, values of section `rl`) -> settings, with its keys that follow from others.
     state: () -> a new dictionary for what the method remembers between steps, of tensors and JSON values. The pieces
@@ -44,15 +45,18 @@ class Composition:
     teacher: (rl) -> whether its pieces need the log-probabilities of a teacher that sees a solution (parts/teacher.py).
     whole_groups: its own loss compares the episodes of a group, so that no group may be split over micro-batches.
     check: (rl as given, rl resolved); raises ParamsError for combinations that are invalid with this method.
+    fits: (domain, rl resolved); raises ParamsError for a domain that the method can't be trained on.
     data: what it learns from. episodes: what the policy plays; offline_replay: the offline dataset (`replay.records`), by the
         same pieces; pairs: preference pairs, by the piece `preference`; paths: correct paths of search trees, by cloning them;
-        offline: the offline dataset, by the losses in `offline`.
+        attempts: successes among attempts that were made before training, by cloning them; offline: the offline dataset, by the
+        losses in `offline`.
     offline: its losses, for data offline.
     """
 
     card: Card
     parts: Mapping[str, Any]
     pieces: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    roles: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     settings: type[Section] | None = None
     derive: Callable[[Any, Mapping[str, Any]], Section] | None = None
     state: Callable[[], dict[str, Any]] | None = None
@@ -62,5 +66,6 @@ class Composition:
     teacher: Callable[[Any], bool] | None = None
     whole_groups: bool = False
     check: Callable[[Any, Any], None] | None = None
-    data: Literal["episodes", "offline_replay", "pairs", "paths", "offline"] = "episodes"
+    fits: Callable[[Any, Any], None] | None = None
+    data: Literal["episodes", "offline_replay", "pairs", "paths", "attempts", "offline"] = "episodes"
     offline: OfflineLosses | None = None

@@ -9,9 +9,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from stages.algorithms.card import PIECES, Composition
+from stages.algorithms.parts.guidance import plays_guided
 from stages.algorithms.parts.part import parts_of, refuse_idle_keys, refuse_idle_parts
 from stages.algorithms.registry import composition, learns_token_values
 from stages.algorithms.settings import Rl
+from stages.algorithms.task_source import source_class
+from stages.records.sections import deep_merge
 from stages.runtime.validation import ParamsError, explain
 
 OF_GROUPS = frozenset({"tasks_per_step", "group_size", "epochs", "minibatches", "dead_groups"})
@@ -36,6 +39,8 @@ def resolve_section(given: Rl, max_length: int | None = None) -> tuple[Compositi
     if "minibatches" not in given.model_fields_set:
         # Minibatches are whole groups, so there are no more of them than tasks.
         values["minibatches"] = min(chosen.get("", {}).get("minibatches", given.minibatches), given.tasks_per_step)
+    if "warm_start" not in given.model_fields_set:
+        values["warm_start"] = chosen.get("", {}).get("warm_start", given.warm_start)
     for name, part in parts.items():
         defaults = {key: field.default for key, field in type(part).model_fields.items()}
         values[name] = {**defaults, **chosen[name], **{key: getattr(part, key) for key in part.model_fields_set}}
@@ -45,13 +50,45 @@ def resolve_section(given: Rl, max_length: int | None = None) -> tuple[Compositi
     values["settings"] = settings if method.derive is None else method.derive(settings, values)
     resolved = Rl.model_validate(values)
     _check(given, resolved, method)
+    if method.data == "episodes":
+        for role in source_class(resolved.tasks.source).roles:
+            role_section(method, resolved, role)
     warm_start_of(resolved, max_length)
     return method, resolved
 
 
+ROLE_KEYS = ("advantage", "loss", "reward", "group_size", "sampling")
+"""Keys that `rl.roles` may set for a role."""
+
+
+def role_section(method: Composition, rl: Rl, role: str) -> Rl:
+    """The resolved section `rl` as it is for the episodes of a role: the method's choices for the role override it, and
+    `rl.roles` these. Raises ParamsError for keys that a role can't have or that have no effect."""
+    own = rl.roles.get(role, {})
+    if other := sorted(own.keys() - set(ROLE_KEYS)):
+        raise ParamsError(f"rl.roles.{role}.{other[0]}: a role can have its own {', '.join(ROLE_KEYS)}; remove it")
+    chosen: dict[str, Any] = {}
+    for key, value in method.roles.get(role, {}).items():
+        section, _, name = key.rpartition(".")
+        chosen = deep_merge(chosen, {section: {name: value}} if section else {name: value})
+    values = deep_merge(deep_merge(rl.model_dump(), chosen), own)
+    values |= {"settings": rl.settings, "tasks": rl.tasks}
+    try:
+        given, resolved = Rl.model_validate(own), Rl.model_validate(values)
+    except ValidationError as error:
+        raise ParamsError(explain(error, Rl, "params.yaml", f"rl.roles.{role}.")) from error
+    try:
+        refuse_idle_keys(given, resolved, method)
+        for name in ROLE_KEYS[:3]:
+            getattr(resolved, name).check(resolved, method)
+    except ParamsError as error:
+        raise ParamsError(f"rl.roles.{role}: {error}") from error
+    return resolved
+
+
 def warm_start_of(rl: Rl, max_length: int | None = None) -> tuple[Composition, Rl] | None:
     """The method and the resolved section of `rl.warm_start`, if there is one. Raises ParamsError as `resolve_section`, and for a
-    method that does not learn from trees."""
+    method that learns neither from trees nor from the rollout stage's attempts."""
     if not rl.warm_start:
         return None
     try:
@@ -59,7 +96,7 @@ def warm_start_of(rl: Rl, max_length: int | None = None) -> tuple[Composition, R
     except ValidationError as error:
         raise ParamsError(explain(error, Rl, "rl.warm_start")) from error
     method = composition(given.algorithm)
-    if method.data not in ("pairs", "paths") or given.warm_start:
+    if method.data not in ("pairs", "paths", "attempts") or given.warm_start:
         raise ParamsError(
             f"rl.warm_start is training on annotate's trees before rl, which algorithm {given.algorithm} with its own warm_start "
             f"{given.warm_start} is not; set rl.warm_start.algorithm to tree_bc or step_dpo, and nothing below it to warm_start"
@@ -70,9 +107,15 @@ def warm_start_of(rl: Rl, max_length: int | None = None) -> tuple[Composition, R
             f"episodes; remove it"
         )
     try:
-        return resolve_section(given, max_length)
+        method, resolved = resolve_section(given, max_length)
     except ParamsError as error:
         raise ParamsError(f"rl.warm_start: {error}") from error
+    if plays_guided(resolved):
+        raise ParamsError(
+            "rl.warm_start: guided attempts are played for rl's own training, not before a warm start: leave settings.guided and "
+            "preference.source: guided out of rl.warm_start"
+        )
+    return method, resolved
 
 
 def contradictions(method: Composition, rl: Rl, section: Callable[[str], Any]) -> Iterator[str]:

@@ -10,11 +10,13 @@ from pydantic import Field, field_validator, model_validator
 
 from stages.algorithms.parts.advantage import Advantage
 from stages.algorithms.parts.branching import Branching
+from stages.algorithms.parts.cost import Cost
 from stages.algorithms.parts.credit import Credit
 from stages.algorithms.parts.critic import Critic
 from stages.algorithms.parts.curriculum import Curriculum
 from stages.algorithms.parts.external import External
 from stages.algorithms.parts.group_resampling import GroupResampling
+from stages.algorithms.parts.guidance import Guidance
 from stages.algorithms.parts.horizon import Horizon
 from stages.algorithms.parts.imitation import Imitation
 from stages.algorithms.parts.judge import Judge
@@ -27,6 +29,7 @@ from stages.algorithms.parts.references import References
 from stages.algorithms.parts.replay import Replay
 from stages.algorithms.parts.reward import Reward
 from stages.algorithms.parts.selection import Selection
+from stages.algorithms.parts.tasks import Tasks
 from stages.algorithms.parts.verifier import Verifier
 from stages.engine.settings import SamplingParams
 from stages.runtime.validation import Count, NonNegative, Positive, Section, Share
@@ -42,9 +45,10 @@ class Rl(Layered):
     settings: Any = {}
     """The algorithm's own keys, where it has any: a mapping, or (resolved) the algorithm's own section."""
     warm_start: dict[str, Any] = {}
-    """Training before that of `algorithm`, as keys of this section with an algorithm that learns from annotate's trees:
-    {algorithm: tree_bc, steps: 20} or {algorithm: step_dpo, steps: 20}. Absent keys have their defaults, `seed` this section's
-    value. The policy after it is the reference of KL terms. {}: none."""
+    """Training before that of `algorithm`, as keys of this section with an algorithm that learns from annotate's trees or the
+    rollout stage's attempts: {algorithm: tree_bc, steps: 20}, {algorithm: step_dpo, steps: 20} or {algorithm: rejection_sft,
+    steps: 20}. Absent keys have their defaults, `seed` this section's value. The policy after it is the reference of KL terms and
+    preference losses. {}: none. Not set: the method's, which few have."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     """Seed of rl's random draws; null: the run's seed. Runs that differ only in it share all stages before rl."""
     steps: Count = 20
@@ -82,6 +86,7 @@ class Rl(Layered):
     """Read what episodes have in common at their start (prompts, equal first turns) once for all of them; False: read every
     episode whole. The same gradient to float rounding."""
     reward: Reward = Reward()
+    cost: Cost = Cost()
     judge: Judge = Judge()
     references: References = References()
     verifier: Verifier = Verifier()
@@ -98,8 +103,14 @@ class Rl(Layered):
     imitation: Imitation = Imitation()
     reannotate: Reannotate = Reannotate()
     preference: Preference = Preference()
+    guidance: Guidance = Guidance()
     curriculum: Curriculum = Curriculum()
     selection: Selection = Selection()
+    tasks: Tasks = Tasks()
+    roles: dict[str, dict[str, Any]] = {}
+    """Role -> keys of this section with other values for the episodes of that role, such as
+    {proposer: {advantage: {mean: none}}}; which roles there are depends on tasks.source. The method chooses for each role what is
+    not set. {}: nothing is set."""
 
     @field_validator("settings")
     @classmethod

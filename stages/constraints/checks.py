@@ -13,9 +13,7 @@ def contradiction(params: RunParams, constraint: Constraint | None) -> str | Non
     engine = params.resources.engine.kind
     outside = [stage for stage in ("rollout", "annotate", "evaluate") if constraint.enforces(stage)]
     if params.model.thinking is not None:
-        return (
-            "environment.constraint is about entire turns, and model.thinking cuts thoughts off; set one of the two to null"
-        )
+        return "environment.constraint is about entire turns, and model.thinking cuts thoughts off; set one of the two to null"
     if engine != "torch" and constraint.enforcement in ("mask", "rollback") and outside:
         return (
             f"environment.constraint.enforcement {constraint.enforcement} masks tokens, which resources.engine.kind {engine} "

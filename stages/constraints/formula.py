@@ -146,7 +146,8 @@ def _plain(value: Any) -> str:
 def _state(item: Any, name: str) -> StateInfo:
     if not isinstance(item, list) or not item or not isinstance(item[0], str) or not _NAME.fullmatch(item[0]):
         raise SpecError(f'{name}: a state must be (name "text" ...), its name lower-case letters, digits, _; not {item!r}')
-    text, flags, values, texts = "", set(), (), {"send": "", "say": ""}
+    text, flags, texts = "", set(), {"send": "", "say": ""}
+    values: tuple[str, ...] = ()
     for part in item[1:]:
         if isinstance(part, tuple):
             text = _plain(part)

@@ -40,6 +40,8 @@ def about(episode: Episode) -> Row:
         "reward": episode.reward,
         "success": episode.success,
         "stop_reason": episode.stop_reason,
+        **({"role": episode.role} if episode.role else {}),
+        **({"play": episode.play, "moves": episode.moves} if episode.play else {}),
     }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -103,9 +103,32 @@ class Episode:
     """The episode from which this one branched; "" if it did not branch."""
     inherited: int = 0
     """Number of turns inherited from `parent`; they were played, and their cost counted, once."""
+    role: str = ""
+    """Whose turns these are, such as "proposer" or "solver"; "" where no roles are distinguished. An episode is what one role
+    reads and writes."""
+    play: str = ""
+    """Where several roles act in one run of an environment, each has an episode of its own: the id that these share."""
+    moves: list[int] = field(default_factory=list)
+    """With `play`: the place of each turn among all turns of the play, from 0."""
     kept: list[Sequence[int]] = field(default_factory=list, metadata={"stored": False})
     """Per token, those that it was drawn from where top-k or top-p left only some, for training; empty for other tokens. Shorter
     than `token_ids` if the last ones have none. Not a column of the table."""
+
+    def without_guidance(self) -> Episode:
+        """The episode as if it had been played without a hint: the same tokens less those that GUIDANCE owns."""
+        kept = [place for place, owner in enumerate(self.owner) if owner != Owner.GUIDANCE]
+        removed = len(self.token_ids) - len(kept)
+        # Hints are in the first message, before every turn.
+        turns = [replace(turn, start=turn.start - removed, end=turn.end - removed) for turn in self.turns]
+        return replace(
+            self,
+            token_ids=[self.token_ids[place] for place in kept],
+            owner=[self.owner[place] for place in kept],
+            logprob=[self.logprob[place] for place in kept],
+            turn=[self.turn[place] for place in kept],
+            turns=turns,
+            kept=self.kept[removed:],
+        )
 
     def append(
         self,
@@ -184,6 +207,16 @@ EPISODE_SCHEMA = pa.schema(
         ("inherited", pa.int32()),
     ]
 )
+ROLE_COLUMNS = [("role", pa.string()), ("play", pa.string()), ("moves", pa.list_(pa.int32()))]
+"""Columns that a table of episodes has only if one of them has a role."""
+
+
+def episode_schema(rows: Iterable[Mapping[str, Any]], *further: tuple[str, pa.DataType]) -> pa.Schema:
+    """EPISODE_SCHEMA, then ROLE_COLUMNS if a row has a role, then `further` columns."""
+    roles = ROLE_COLUMNS if any(row.get("role") for row in rows) else []
+    return pa.schema([*EPISODE_SCHEMA, *roles, *further])
+
+
 TASK_SCHEMA = pa.schema(
     [
         ("task_id", pa.string()),
@@ -282,11 +315,17 @@ def _stored(record: Episode | TurnRecord) -> dict[str, Any]:
 
 
 def episode_row(episode: Episode) -> dict[str, Any]:
-    """A row of EPISODE_SCHEMA."""
+    """A row of EPISODE_SCHEMA and ROLE_COLUMNS, which are written if the table has them (`episode_schema`)."""
     row = _stored(episode)
     row["turns"] = [_stored(turn) for turn in episode.turns]
     row["reward_terms"] = json.dumps(episode.reward_terms, sort_keys=True)
     return row
+
+
+def episode_from(row: Mapping[str, Any]) -> Episode:
+    """The episode of a row of EPISODE_SCHEMA."""
+    turns = [TurnRecord(**turn) for turn in row["turns"]]
+    return Episode(**{**row, "turns": turns, "reward_terms": json.loads(row["reward_terms"])})
 
 
 def row_succeeded(row: Mapping[str, Any]) -> bool:
@@ -296,18 +335,13 @@ def row_succeeded(row: Mapping[str, Any]) -> bool:
 
 
 def write_episodes(path: Path | str, episodes: Iterable[Episode]) -> None:
-    """Write episodes, sorted by id, as rows of EPISODE_SCHEMA."""
-    ordered = sorted(episodes, key=lambda episode: episode.episode_id)
-    write_table(path, EPISODE_SCHEMA, (episode_row(episode) for episode in ordered))
+    """Write episodes, sorted by id, as rows of `episode_schema`."""
+    rows = [episode_row(episode) for episode in sorted(episodes, key=lambda episode: episode.episode_id)]
+    write_table(path, episode_schema(rows), rows)
 
 
 def read_episodes(path: Path | str) -> list[Episode]:
-    episodes = []
-    for row in read_rows(path):
-        row["turns"] = [TurnRecord(**turn) for turn in row["turns"]]
-        row["reward_terms"] = json.loads(row["reward_terms"])
-        episodes.append(Episode(**row))
-    return episodes
+    return [episode_from(row) for row in read_rows(path)]
 
 
 def write_tasks(path: Path | str, tasks: Iterable[Task]) -> None:

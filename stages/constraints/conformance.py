@@ -8,9 +8,10 @@ from typing import Any
 
 from stages.constraints.grammar import GrammarRules
 from stages.constraints.transcript import Transcripts
+from stages.records.episode import Owner
 
-FORCED, WRITTEN = 4, (1, 4)
-"""Numbers of `stages.records.episode.Owner`: forced tokens; tokens of the policy's turns."""
+WRITTEN = (Owner.POLICY, Owner.FORCED)
+"""Owners of the tokens of the policy's turns."""
 
 
 def first_violation(rules: Transcripts | GrammarRules, turns: Sequence[str]) -> tuple[int, str] | None:
@@ -34,7 +35,7 @@ def conformance(rules: Transcripts | GrammarRules, rows: Sequence[Mapping[str, A
         if found is not None:
             reasons[found[1]] += 1
         written += sum(owner in WRITTEN for owner in row["owner"])
-        forced += sum(owner == FORCED for owner in row["owner"])
+        forced += sum(owner == Owner.FORCED for owner in row["owner"])
     obeying = len(rows) - sum(reasons.values())
     return {
         "episodes": len(rows),

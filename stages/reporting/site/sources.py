@@ -29,7 +29,7 @@ CHAPTERS: Mapping[str, Sequence[str]] = {
         "docs/judges",
     ),
     "Environments and models": ("docs/environments", "docs/base-model", "docs/families", "docs/sandbox", "docs/exchange"),
-    "Tools": ("docs/dvc", "docs/mlflow", "docs/prefect", "docs/serving", "docs/cluster"),
+    "Tools": ("docs/dvc", "docs/mlflow", "docs/prefect", "docs/serving", "docs/conversion", "docs/cluster"),
     "Extend": ("docs/extending", "CONTRIBUTING"),
     "Reference": ("docs/params", "docs/guarantees", "docs/benchmarks"),
 }

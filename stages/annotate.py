@@ -1,9 +1,9 @@
 """annotate: tree search with the SFT policy over a domain's training tasks, for step labels, preference pairs and a step-value
-model; on request also a Q-model and, from the rollouts, a progress estimator.
+model; on request also a Q-model and, from the rollouts, a progress estimator and a judge model.
 
 data/curated/<domain>, data/rollouts/<domain>/difficulty.json and data/models/sft -> data/annotated/<domain>/{nodes.parquet,
-costs.json, labels.parquet, pairs.parquet, value_model/, progress_model/}, data/models/q/<domain> and
-reports/annotate/<domain>.json.
+costs.json, labels.parquet, pairs.parquet, value_model/, progress_model/, judge_model/, preferences.parquet,
+judgments.parquet}, data/models/q/<domain> and reports/annotate/<domain>.json.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def log(context: StageContext, report: Mapping[str, Any]) -> None:
     context.metric("pair_task_share", report["pairs"]["task_share"])
     for name in ("brier", "mse", "baseline_mse", "explained_variance", "correlation", "ece"):
         context.metric(f"value_model/{name}", report["value_model"]["calibration"][name])
-    for name in ("q_model", "progress"):
+    for name in ("q_model", "progress", "judge_model"):
         for key, value in report.get(name, {}).get("held_out", {}).items():
             context.metric(f"{name}/{key}", float(value))
     context.artifact(context.reports / "annotate" / f"{context.domain}.json")
@@ -45,6 +45,7 @@ def run(context: StageContext) -> None:
     from stages.agent.player import open_player
     from stages.agent.policy import load_policy
     from stages.annotation.fit_models import fit_progress, fit_q_model, fit_value_model
+    from stages.annotation.judge_model import fit_judge_model
     from stages.engine.engine import EngineSettings
     from stages.values.q_model import save_none
 
@@ -90,6 +91,8 @@ def run(context: StageContext) -> None:
     if params.progress.kind != "none":
         progress, report["progress"] = fit_progress(context, policy, params, split)
         progress.save(out / "progress_model")
+    if params.judge_model.kind != "none":
+        report["judge_model"] = fit_judge_model(context, policy, domain, tasks, forest.rows, pairs, params.judge_model, out)
     write_json(context.reports / "annotate" / f"{context.domain}.json", report)
     log(context, report)
     Checkpoints(context).clear()

@@ -38,7 +38,7 @@ def warn(name: str, lines: Iterable[object]) -> None:
 def demonstrate(context: StageContext, domain: Domain, worlds: Path, tasks: Sequence[Task], curate: Curate) -> Demonstrations:
     """Demonstrations of the training tasks, and of the validation tasks for early stopping; never of test tasks."""
     resources = context.params.resources
-    plan = DemonstrationPlan(curate, context.params.seed, context.params.model.max_length)
+    plan = DemonstrationPlan(curate, context.params.seed, context.params.model.max_length, context.params.model.thinking)
     chosen = [task for task in tasks if task.split != "test"]
     demonstrations = Demonstrations()
     with context.progress("demonstrating", total=len(chosen), unit="task") as bar:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -23,10 +23,11 @@ from stages.algorithms.parts.horizon import limits
 from stages.algorithms.registry import composition, learns_token_values
 from stages.algorithms.resolve import contradictions, resolve_section
 from stages.algorithms.settings import Rl
-from stages.annotation.derived import uses_value_model
+from stages.annotation.derived import backbone_contradictions
 from stages.annotation.settings import Annotate
 from stages.constraints.checks import contradiction
 from stages.curation.settings import Curate
+from stages.curation.thoughts import thought_contradictions
 from stages.evaluation.scorers import closed_book_domains
 from stages.evaluation.settings import Evaluate
 from stages.merging.contract import MergeError
@@ -217,21 +218,19 @@ def parse_as(shape: type[P], values: Mapping[str, Any], source: str) -> P:
 def cross_checks(params: Params, domain: str, source: str) -> None:
     """Raise ParamsError where sections of `domain`, each valid by itself, contradict one another."""
     method, rl = resolve_section(params.section("rl", domain), params.model.max_length)
-    for problem in (*contradictions(method, rl, partial(_section, params, domain)), *_backbone_contradictions(params, domain)):
+    section = partial(_section, params, domain)
+    environment = params.per_domain[domain].environment
+    problems = [
+        *contradictions(method, rl, section),
+        *backbone_contradictions(section("annotate").evaluation, params.resources.engine.kind),
+        *thought_contradictions(section("curate").thoughts, params.model.thinking, domain, environment),
+    ]
+    for problem in problems:
         raise ParamsError(f"{source}: in per_domain.{domain}: {problem}")
 
 
 def _section(params: Params, domain: str, name: str) -> Any:
     return params.section(name, domain) if name in PerDomain.model_fields else getattr(params, name)
-
-
-def _backbone_contradictions(params: Params, domain: str) -> Iterator[str]:
-    leaves, engine = params.section("annotate", domain).evaluation, params.resources.engine.kind
-    if uses_value_model(leaves) and leaves.backbone == "policy" and engine != "torch":
-        yield (
-            f"annotate.evaluation.backbone 'policy' reads the hidden states of the torch engine, and resources.engine.kind is "
-            f"'{engine}': set backbone to own, or kind to torch"
-        )
 
 
 def check_selectors(params: Params, source: str) -> None:

@@ -65,7 +65,7 @@ class Chat:
         opening = self._render([{"role": "user", "content": _USER}]).partition(_USER)[0]
         marks, own = format_marks(tokenizer, opening, [between, self._after]), set()
         if thinking is not None:
-            own = {thinking.start, thinking.end}
+            own = {thinking.start, thinking.end, *thinking.response}
             marks = sorted({*marks, *own}, key=lambda mark: (-len(mark), mark))
         self._marks, self._not_own = alternatives(marks), alternatives([mark for mark in marks if mark not in own])
         ids = self._encode(between)
@@ -143,7 +143,10 @@ class Chat:
 
     def prompt_tokens(self, text: str) -> list[int]:
         """Token ids of a conversation that starts with the user message `text`, up to the first assistant turn."""
-        return self._encode(self._render([{"role": "user", "content": self.clean(text)}]))
+        content = self.clean(text)
+        if self.thinking is not None and self.thinking.instruction:
+            content = f"{self.thinking.instruction}\n{content}"
+        return self._encode(self._render([{"role": "user", "content": content}]))
 
     def guided_prompt(self, text: str, guidance: str) -> Encoded:
         """`prompt_tokens(text)` with the tokens of `guidance`, owned by GUIDANCE, inserted at the end of the message: without

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -100,3 +101,12 @@ def evaluates_children(params: Annotate) -> bool:
 def rollouts_only(params: Annotate) -> bool:
     """Whether all nodes and values come from rollouts, so that NODE_SCHEMA holds the whole tree."""
     return params.expansion.kind == "lazy" and not uses_value_model(params.evaluation)
+
+
+def backbone_contradictions(leaves: LeafEvaluation, engine: str) -> Iterator[str]:
+    """Why leaves can't be evaluated with `resources.engine.kind` engine."""
+    if uses_value_model(leaves) and leaves.backbone == "policy" and engine != "torch":
+        yield (
+            f"annotate.evaluation.backbone 'policy' reads the hidden states of the torch engine, and resources.engine.kind is "
+            f"'{engine}': set backbone to own, or kind to torch"
+        )

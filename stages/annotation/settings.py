@@ -20,6 +20,7 @@ from stages.annotation.derived import (
     value_range,
 )
 from stages.engine.settings import SamplingParams
+from stages.judging.settings import JudgeModel
 from stages.runtime.validation import Count, NonNegative, Positive, Section, Share, refuse_idle
 from stages.values.settings import HeadParams, Progress, QModel, ValueModel
 from stages.values.supports import check_support
@@ -232,6 +233,7 @@ class Annotate(Section):
     value_model: ValueModel = ValueModel()
     q_model: QModel = QModel()
     progress: Progress = Progress()
+    judge_model: JudgeModel = JudgeModel()
 
     @model_validator(mode="after")
     def _values(self) -> Annotate:

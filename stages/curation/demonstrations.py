@@ -14,12 +14,14 @@ from typing import Any
 
 from stages.curation.cleaning import episode_length, is_near_duplicate
 from stages.curation.settings import Curate
+from stages.curation.thoughts import add_thoughts
 from stages.environments.protocol import Domain, Environment
 from stages.environments.registry import load_domain
 from stages.records.actions import action_key
 from stages.records.episode import EXPERT, NOISY, Episode, TurnRecord
 from stages.records.sections import params_hash
 from stages.records.task import Task, opening
+from stages.records.thinking import Thinking
 from stages.runtime import spans
 from stages.runtime.workers import worker_pool
 from stages.seeding import stream
@@ -39,6 +41,8 @@ class DemonstrationPlan:
     seed: int
     max_length: int
     """Longest episode in tokens (model.max_length)."""
+    thinking: Thinking | None = None
+    """Markers of thoughts (model.thinking)."""
 
 
 @dataclass
@@ -150,6 +154,8 @@ def demonstrate(domain: Domain, environment: Environment, task: Task, plan: Demo
     for kind, index, noise, draws in wanted:
         for draw in range(draws):
             episode = play(domain, environment, task, noise, (f"{kind}-{index}", draw, plan.seed))
+            if episode is not None and plan.thinking is not None and curate.thoughts != "none":
+                add_thoughts(domain, task, episode, curate.thoughts, plan.thinking)
             reason = fault(episode, result.episodes, plan)
             if reason is None and episode is not None:
                 episode.seed, episode.params_hash = plan.seed, params_hash(curate)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import PurePosixPath
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
@@ -30,6 +30,9 @@ class Curate(Section):
     """Per training task."""
     noise: Share = 0.25
     """Probability that an action of a noisy demonstration is a random admissible one."""
+    thoughts: Annotated[Literal["none", "expert", "padding"], Field(exclude_if=lambda value: value == "none")] = "none"
+    """expert: demonstrations begin each action with the expert's thought, between the markers of model.thinking; padding: with as
+    many dots as that thought is long, about a token for each, to compare with thoughts of equal length that say nothing."""
     near_duplicate: Share = 0.97
     """Demonstrations of one task at least this similar (token sequence ratio) are duplicates."""
     imports: list[str] = []

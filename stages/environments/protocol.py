@@ -167,8 +167,12 @@ class Domain(Protocol):
     #   the same way. Without it, different actions are different solutions.
     # For judges (`rl.reward.kind: judge`): `quality(task, actions) -> float`, the hidden quality of an episode, which no reward
     # may contain; program judges perceive it with planted errors, and judges are measured against it. Default: the return.
+    # `attributes(task, actions) -> Mapping[str, float]`: further qualities of an episode, which principles name
+    # (annotate.judge_model.principles), in units in which episodes differ by about 1.
     # For rewards and judges that read references: `references(task) -> Sequence[str]`, good final actions; and
     # `reward_chain(task) -> stages.records.reward_chain.RewardChain`, their key words and style; default: rules on references.
+    # For demonstrations with thoughts (curate.thoughts): `thought(task, actions) -> str`, what an expert thinks before the last
+    # of the actions.
     # For off-policy methods: `known_actions(task) -> Sequence[tuple[str, float]]`, final actions with their return.
     # For stages that play the domain: `ready() -> None`, called in the stage's own process before it loads a model. It finds what
     # the domain needs on this machine (a sandbox, say), prints it to standard error, and raises ParamsError if it is missing.

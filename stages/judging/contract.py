@@ -55,7 +55,7 @@ class Candidate:
 @dataclass(frozen=True)
 class Rubric:
     """Criteria on a scale from 0 to `scale`. `process` criteria are about the steps, `answer` criteria about the answer; `items`
-    are those of a checklist.
+    are those of a checklist. `principles` say in words what is preferred; a judge that reads them judges by them.
 
     A score is recomputed from the criteria, never taken from the judge's own arithmetic (`combined`).
     """
@@ -65,6 +65,7 @@ class Rubric:
     items: tuple[str, ...] = ()
     process_weight: float = 0.0
     scale: int = 10
+    principles: tuple[str, ...] = ()
 
     @property
     def criteria(self) -> tuple[str, ...]:
@@ -107,7 +108,10 @@ class Question:
     def key(self) -> str:
         """32 hex digits of everything that the judge may read, so not of the candidates' names."""
         shown = [[one.answer, list(one.steps)] for one in self.candidates]
-        parts = [self.kind, self.task_id, self.prompt, shown, asdict(self.rubric), self.reference, self.repeat]
+        rubric = asdict(self.rubric)
+        if not self.rubric.principles:
+            del rubric["principles"]
+        parts = [self.kind, self.task_id, self.prompt, shown, rubric, self.reference, self.repeat]
         return digest(parts)
 
 

@@ -59,6 +59,8 @@ class Group:
     prompt: str
     candidates: tuple[Candidate, ...]
     reference: str = ""
+    principles: tuple[str, ...] = ()
+    """In words, in place of the rubric's."""
 
 
 @dataclass
@@ -78,7 +80,8 @@ def score_groups(judge: Judge, groups: Sequence[Group], scoring: Scoring, seed: 
 
 
 def _rubric(group: Group, rubric: Rubric) -> Rubric:
-    """Without steps there is no process to score."""
+    """Without steps there is no process to score; a group has its own principles."""
+    rubric = replace(rubric, principles=group.principles) if group.principles else rubric
     return rubric if any(one.steps for one in group.candidates) else replace(rubric, process_weight=0.0)
 
 

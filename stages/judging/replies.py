@@ -41,6 +41,8 @@ def messages(question: Question) -> list[dict[str, str]]:
         sections.append(f"# Reference\n{question.reference}")
     titles = ("First", "Second") if question.kind == "pairwise" else ("Work",)
     sections += [f"# {title}\n{shown(one)}" for title, one in zip(titles, question.candidates, strict=True)]
+    if question.rubric.principles:
+        sections.append("# Principles to judge by\n" + "\n".join(f"- {text}" for text in question.rubric.principles))
     sections.append(f"# Verdict\n{demand(question)}")
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "\n\n".join(sections)}]
 

@@ -1,12 +1,14 @@
-"""Settings of judges (`rl.judge` in params.yaml). Light to import."""
+"""Settings of judges (`rl.judge` and `annotate.judge_model` in params.yaml). Light to import."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from stages.runtime.validation import Count, NonNegative, Positive, Section, Share
+from stages.judging.extraction import MISSING
+from stages.runtime.validation import Count, NonNegative, Positive, Section, Share, refuse_idle
+from stages.values.settings import Fitting, ValidShare
 
 
 class ProgramFaults(Section):
@@ -34,6 +36,9 @@ class ProgramFaults(Section):
     """Scores are rounded to multiples of this. 0: not rounded."""
     clip: bool = False
     """Keep scores on the rubric's scale."""
+
+
+Options = Annotated[list[str], Field(min_length=2, max_length=2)]
 
 
 class ServerParams(Section):
@@ -83,8 +88,161 @@ class LocalParams(Section):
     """A local judge model, which answers by the probabilities of its options."""
 
     path: str = ""
-    """A `save_pretrained` folder, relative to the repository."""
-    options: Annotated[list[str], Field(min_length=2, max_length=2)] = ["A", "B"]
+    """A `save_pretrained` folder, relative to the repository. "": the model that annotate fits (annotate.judge_model)."""
+    options: Options = ["A", "B"]
     """What it answers for the first and the second candidate; each one token after the prompt. Pointwise: yes and no."""
     batch: Count = 16
     """Questions per forward pass."""
+
+
+class Principle(Section):
+    """What is preferred, in words."""
+
+    name: Annotated[str, Field(min_length=1)]
+    """Identifies it. A program judge knows `correct` (the hidden quality), `short`, `modest` (no self-praise) and the domain's
+    own attributes by their names."""
+    text: Annotated[str, Field(min_length=1)]
+    """What judges read."""
+    negative: Annotated[str, Field(min_length=1)]
+    """What they read of the negated principle."""
+    weight: NonNegative = 1.0
+    """rl: weight with which a task draws it."""
+    always: bool = False
+    """rl: every task has it, beside those that it draws."""
+    from_step: Annotated[int, Field(ge=1)] = 1
+    """rl: it is used from this training step on."""
+
+
+PRINCIPLES = [
+    Principle(name="correct", text="right", negative="wrong"),
+    Principle(name="short", text="short", negative="long"),
+    Principle(name="modest", text="no praise of itself", negative="praise of itself"),
+]
+
+
+def _named_once(items: list[Principle]) -> None:
+    names = [one.name for one in items]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"principles name {twice[0]!r} twice; give each a name of its own")
+
+
+class PrincipleSampling(Section):
+    """Preferences by principles: stages/judging/principles.py."""
+
+    items: Annotated[list[Principle], Field(min_length=1)] = PRINCIPLES
+    """The principles that the judge model learns to read."""
+    most: Count = 8
+    """Principles shown with a preference, at most."""
+    geometric: Annotated[float, Field(gt=0.0, le=1.0)] = 0.2
+    """Their number is geometric with this probability."""
+    negate: Share = 0.5
+    """Probability that a principle is negated."""
+    normaliser: Literal["variance", "std", "none"] = "variance"
+    """What a principle's margins are divided by. The authors' code divides by the variance."""
+    sign_agreement: bool = True
+    """Pairs on which the two orders disagree are undecided."""
+    label_noise: Share = 0.1
+    """Probability that a label is flipped."""
+    rule_label_noise: Share = 0.25
+    """The same for labels of the rule on phrases."""
+    stock_phrases: list[str] = ["As an AI language model"]
+    """If one of two answers alone has such a phrase, it loses."""
+    stock_probability: Share = 0.5
+    """Probability that this rule is applied."""
+    replicas: Count = 4
+    """Passes over the pairs, each with other draws."""
+
+    @model_validator(mode="after")
+    def _names(self) -> PrincipleSampling:
+        _named_once(self.items)
+        return self
+
+
+class SampledPrinciples(Section):
+    """Principles that a judge reads while rl trains (rl.judge.principles)."""
+
+    items: Annotated[list[Principle], Field(min_length=1)] = PRINCIPLES
+    """They may differ from those of annotate.judge_model, which learns to read principles that it has never seen."""
+    per_task: Annotated[int, Field(ge=0)] = 3
+    """Principles that a group's task draws at each step, by their weights."""
+    bonus: dict[str, NonNegative] = {}
+    """Added to weights, by name: for domains that some principles are about. The paper adds 128."""
+
+    @model_validator(mode="after")
+    def _names(self) -> SampledPrinciples:
+        _named_once(self.items)
+        if unknown := set(self.bonus) - {one.name for one in self.items}:
+            raise ValueError(f"bonus names {sorted(unknown)[0]!r}, which is no principle of items")
+        if not self.per_task and not any(one.always for one in self.items):
+            raise ValueError("per_task is 0 and no principle holds always, so none would be read; raise per_task")
+        return self
+
+
+class Extraction(Section):
+    """What judges read of a policy's last message (stages/judging/extraction.py)."""
+
+    marker: str | None = None
+    """The response begins after this marker. null: the end marker of model.thinking; "": the whole message is the response."""
+    end: str = ""
+    """It ends before this marker. "": at the end of the message."""
+    occurrence: Literal["first", "last"] = "first"
+    """Which marker, if there are several."""
+    strict: bool = True
+    """Without a marker judges read `missing`; false: the whole message, thoughts included, which a policy can exploit."""
+    missing: Annotated[str, Field(min_length=1)] = MISSING
+    """What they read of a response without its markers."""
+
+
+class LengthBonus(Section):
+    """R = r + scale min(cap, rate tokens / longest)."""
+
+    scale: Positive = 5.0
+    """Largest bonus over cap."""
+    cap: Share = 0.8
+    """Of the share of `longest`."""
+    rate: float = 1.0
+    """Factor on an answer's length; the paper has -0.4 for reasoning."""
+    longest: Count = 1024
+    """Tokens of the longest answer."""
+
+
+class JudgeModel(Fitting):
+    """A judge that annotate fits to preferences, a copy of the SFT policy: stages/judging/fit_judge.py."""
+
+    kind: Literal["none", "reward", "comparison"] = "none"
+    """reward: scores one answer (Bradley-Terry), for judge.scheme pointwise; comparison: compares two, in both orders, for
+    tournaments."""
+    labels: Literal["program", "policy", "server", "trees"] = "program"
+    """Who prefers. program: the hidden quality, or the attributes that principles name, with planted errors; policy: the SFT
+    policy itself; server: a model behind a server; these compare the rollouts of a task. trees: annotate's pairs."""
+    principles: PrincipleSampling | None = None
+    """Preferences by principles, which the model then reads ({}: with defaults). null: by quality alone."""
+    pairs: Count = 6
+    """Pairs of different answers per task, at most."""
+    shortest: Annotated[int, Field(ge=0)] = 0
+    """Pairs with an answer of fewer characters are left out. The paper has 16."""
+    valid_share: ValidShare = 0.2
+    """Share of the tasks that only measure the model."""
+    options: Options = ["A", "B"]
+    """As rl.judge.local.options."""
+    program: ProgramFaults = ProgramFaults()
+    server: ServerParams = ServerParams()
+    alpha: bool = False
+    """Also report Krippendorff's alpha (extra `judging`)."""
+
+    @model_validator(mode="after")
+    def _counts(self) -> JudgeModel:
+        fitted = dict.fromkeys(
+            [*Fitting.model_fields, "valid_share", "options", "labels", "alpha"], (self.kind != "none", "a kind other than none")
+        )
+        compared = self.kind != "none" and self.labels != "trees"
+        needs = {
+            "principles": (compared, "labels: program, policy or server"),
+            "pairs": (compared, "labels: program, policy or server"),
+            "program": (self.labels == "program", "labels: program"),
+            "server": (self.labels == "server", "labels: server"),
+        }
+        refuse_idle(self, "judge_model.", fitted | needs)
+        if self.kind != "none" and self.labels == "server" and not self.server.model:
+            raise ValueError("judge_model.labels: server needs the judge's name at the server: set judge_model.server.model")
+        return self

@@ -97,6 +97,10 @@ REWARDED_BY = {"judge": "judge", "references": "references", "verifier": "verifi
 """Keys of section `rl` -> the reward.kind with which they have an effect; without it they are left out of hashes."""
 
 
+IDLE = {"judge_model": ("kind", "none")}
+"""Sections that are left out of hashes while this key of theirs has this value: adding them changed no hash."""
+
+
 def _without_idle(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Section `rl` without the keys of REWARDED_BY that have no effect (where it is not resolved, without those of which nothing
     is set), and without the default source of tasks. Other mappings as they are."""
@@ -113,12 +117,17 @@ def _without_idle(values: Mapping[str, Any]) -> Mapping[str, Any]:
     return {key: value for key, value in values.items() if not idle(key) and not (static and key == "tasks")}
 
 
+def _is_idle(key: str, value: Any) -> bool:
+    switch, off = IDLE.get(key, ("", None))
+    return bool(switch) and isinstance(value, Mapping) and value.get(switch, off) == off
+
+
 def _as_before(key: str, value: Any) -> bool:
     """Whether a key was added later and nothing of it is set."""
     if key in ADDED_PARTS:
         unset = all(one is None for one in value.values()) if isinstance(value, Mapping) else value is None
         return unset or value == ADDED_PARTS[key]
-    return key in ADDED and value == ADDED[key]
+    return _is_idle(key, value) or (key in ADDED and value == ADDED[key])
 
 
 def _hashed(values: Any) -> Any:

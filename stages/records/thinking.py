@@ -8,10 +8,16 @@ votes receive only the action.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from stages.runtime.validation import Section
+
+
+def _absent(value: object) -> bool:
+    """Unset keys leave hashes and dumps as they are."""
+    return not value
 
 
 class Thinking(Section):
@@ -21,6 +27,11 @@ class Thinking(Section):
     """Marker that opens a thought."""
     end: str = "</think>"
     """Marker that closes a thought."""
+    response: Annotated[tuple[str, ...], Field(max_length=2, exclude_if=_absent)] = ()
+    """[start, end]: markers around the action after the thought, such as [<response>, </response>]; the action is the text
+    between them, or without them the whole text. []: none."""
+    instruction: Annotated[str, Field(exclude_if=_absent)] = ""
+    """Begins every episode's first message, for models that were never shown the format. Messages and exports leave it out."""
 
     @model_validator(mode="after")
     def _apart(self) -> Thinking:
@@ -29,6 +40,10 @@ class Thinking(Section):
                 raise ValueError(f"{name} must be a marker without surrounding white space, such as <think>, not {mark!r}")
         if self.start in self.end or self.end in self.start:
             raise ValueError(f"neither of start and end may contain the other; they are {self.start!r} and {self.end!r}")
+        if self.response and (len(self.response) != 2 or not all(self.response) or self.response[0] == self.response[1]):
+            raise ValueError(
+                f"response must be two different markers, such as [<response>, </response>], or []: {list(self.response)}"
+            )
         return self
 
 
@@ -45,6 +60,11 @@ class ParsedTurn:
     """Whether every thought was closed."""
 
 
+def between(text: str, start: str, end: str) -> str:
+    """What follows the first `start`, up to the next `end`; without one of them, the text on that side stays."""
+    return text.partition(start)[2 if start in text else 0].partition(end)[0]
+
+
 def parse_turn(text: str, markers: Thinking | None, opened: str = "") -> ParsedTurn:
     """The thought and the action in a turn's text. The action is the text after the last end marker.
 
@@ -59,4 +79,5 @@ def parse_turn(text: str, markers: Thinking | None, opened: str = "") -> ParsedT
     before, _, after = message.rpartition(end)
     finished = start not in after
     thought, action = (before, after) if finished else (message, "")
+    action = between(action, *markers.response) if markers.response else action
     return ParsedTurn(action.strip(), thought.replace(start, "").replace(end, "").strip(), message, finished)

@@ -14,6 +14,9 @@ from stages.reporting.blocks import rounded
 BYTES = 1_500_000
 """Limit of the browser's data, shared by the domains; episodes beyond it are left out, and the page says so."""
 
+JUDGMENTS, REASON = 8, 300
+"""Judgments of an episode that the page shows, and characters of a reason or another answer."""
+
 Row = Mapping[str, Any]
 
 
@@ -38,6 +41,18 @@ def _runs(values: Sequence[Any]) -> list[list[Any]]:
         else:
             runs.append([value, 1])
     return runs
+
+
+def _judgment(row: Row) -> dict[str, Any]:
+    """One judgment of an episode: its own score first, then the other's, which was shown `first` or second."""
+    own = row["place"]
+    order = [own, *(place for place in range(len(row["candidates"])) if place != own)]
+    scores = [rounded(row["scores"][place]) for place in order] if len(row["scores"]) == len(order) else list(row["scores"])
+    other = row["answers"][order[1]] if len(order) > 1 else ""
+    return {
+        **{"judge": row["judge"], "kind": row["kind"], "first": own == 0, "scores": scores, "reason": row["reason"][:REASON]},
+        **{"status": row["status"], "other": other[:REASON], "cost": rounded(row["money"], 6)},
+    }
 
 
 def pack(row: Row, source: str, pick: str) -> dict[str, Any]:
@@ -66,6 +81,8 @@ def pack(row: Row, source: str, pick: str) -> dict[str, Any]:
         "turn": _runs(row["turn"]),
         "logprob": [rounded(row["logprob"][place]) for place in policy],
     }
+    if row.get("judgments"):
+        packed["judgments"] = [_judgment(one) for one in row["judgments"][:JUDGMENTS]]
     if advantages is not None:
         packed["advantage"] = _runs([rounded(advantages[place]) for place in policy])
     return packed

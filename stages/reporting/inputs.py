@@ -47,6 +47,8 @@ class DomainInputs:
     pairs: list[dict[str, Any]] = field(default_factory=list)
     episodes: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
     """Source ("sft rollout", "rl step 1", ...) -> rows of EPISODE_SCHEMA and further columns of the source."""
+    judgments: list[dict[str, Any]] = field(default_factory=list)
+    """Rows of JUDGMENT_SCHEMA, while rl trained."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,15 @@ def optional_rows(path: Path, columns: tuple[str, ...] | None = None) -> list[di
     return read_rows(path, columns) if path.exists() else []
 
 
+def by_episode(judgments: Sequence[Mapping[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Episode -> its judgments: its place among the answers shown, from 0, beside the row's own columns."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in judgments:
+        for place, name in enumerate(row["candidates"]):
+            found.setdefault(name, []).append({**row, "place": place})
+    return found
+
+
 def load_tokenizer(folder: Path) -> Any | None:
     """The tokenizer of a `save_pretrained` folder, without transformers; None without tokenizer.json."""
     path = folder / "tokenizer.json"
@@ -128,7 +139,10 @@ def load_tokenizer(folder: Path) -> Any | None:
 def load_domain_inputs(root: Path, domain: str) -> DomainInputs:
     reports, data = root / "reports", root / "data"
     sources = {ROLLOUTS: optional_rows(data / "rollouts" / domain / "episodes.parquet")}
+    judgments = optional_rows(data / "rl" / domain / "judgments.parquet")
+    judged = by_episode(judgments)
     for row in sorted(optional_rows(data / "rl" / domain / "samples.parquet"), key=lambda row: row["step"]):
+        row["judgments"] = judged.get(row["episode_id"], [])
         sources.setdefault(f"rl step {row['step']}", []).append(row)
     return DomainInputs(
         curate=optional_json(reports / "curate" / f"{domain}.json"),
@@ -140,6 +154,7 @@ def load_domain_inputs(root: Path, domain: str) -> DomainInputs:
         labels=optional_rows(data / "annotated" / domain / "labels.parquet"),
         pairs=optional_rows(data / "annotated" / domain / "pairs.parquet"),
         episodes={name: rows for name, rows in sources.items() if rows},
+        judgments=judgments,
     )
 
 

@@ -11,6 +11,7 @@ from stages.reporting.sections.changes import changes_section
 from stages.reporting.sections.cost import cost_section
 from stages.reporting.sections.data import curate_section, rollout_section
 from stages.reporting.sections.designs import design_section
+from stages.reporting.sections.judges import judges_section
 from stages.reporting.sections.learning import rl_section, sft_section
 from stages.reporting.sections.merging import merge_section
 from stages.reporting.sections.outcome import confidence_of, lead, outcome_section, tiles
@@ -32,6 +33,7 @@ DETAILS: Sequence[Builder] = (
     rollout_section,
     search_section,
     rl_section,
+    judges_section,
     tools_section,
     merge_section,
     design_section,

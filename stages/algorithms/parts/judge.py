@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from stages.algorithms.parts.part import AppliesIf, AppliesTo, Part
-from stages.judging.settings import LocalParams, ProgramFaults, ServerParams
-from stages.runtime.validation import Count, ParamsError, Positive, Share
+from stages.judging.settings import Extraction, LengthBonus, LocalParams, ProgramFaults, SampledPrinciples, ServerParams
+from stages.runtime.validation import Count, NonNegative, ParamsError, Positive, Share
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,6 +26,10 @@ TOURNAMENTS = ("anchor", "round_robin", *ELIMINATION, "swiss")
 ANCHORED = ("anchor", "seeded_single_elimination")
 PLAYED = AppliesTo("scheme", *TOURNAMENTS)
 CRITERIA = AppliesIf(lambda rl: rl.judge.scheme != "checklist", "judge.scheme other than checklist")
+POINTWISE = AppliesTo("scheme", "pointwise")
+READING = AppliesIf(
+    lambda rl: rl.judge.kind == "local" and rl.judge.scheme == "pointwise", "judge.kind: local with judge.scheme: pointwise"
+)
 PROCESS = ["breadth", "relevance", "detail"]
 ANSWER = ["relevance", "feasibility", "details", "clarity"]
 
@@ -80,6 +84,19 @@ class Judge(Part):
     """Criteria on the answer."""
     items: Annotated[Annotated[list[str], Field(min_length=1)] | None, AppliesTo("scheme", "checklist")] = None
     """checklist: what is checked; the reward is the share that is met."""
+    principles: Annotated[SampledPrinciples | None, CRITERIA] = None
+    """Principles that the judge reads, drawn anew for each group ({}: with defaults); a program judge adds up the attributes that
+    they name. null: none."""
+    extract: Extraction | None = None
+    """What the judge reads of a last message with thoughts. null: the action, as the environment does."""
+    raw: Annotated[bool, READING] = False
+    """The reward is the log-odds of the model's options, as of a reward model, instead of a probability on the rubric's scale."""
+    scale: Annotated[Positive, POINTWISE] = 1.0
+    """pointwise: factor on the reward, after the two terms below."""
+    length_bonus: Annotated[LengthBonus | None, POINTWISE] = None
+    """pointwise: a bonus for long answers ({}: the paper's), or with a rate below 0 for short ones. null: none."""
+    unfinished_penalty: Annotated[NonNegative, POINTWISE] = 0.0
+    """pointwise: subtracted from the reward of an episode whose last turn the policy did not end."""
     references: bool = False
     """Show the judge the domain's reference answer, where it has one."""
     warn_gap: Positive | None = 1.0
@@ -101,8 +118,6 @@ class Judge(Part):
             return
         if self.kind == "server" and not self.server.model:
             raise ParamsError("rl.judge.kind: server needs the judge's name at the server: set rl.judge.server.model")
-        if self.kind == "local" and not self.local.path:
-            raise ParamsError("rl.judge.kind: local needs the folder of the judge's model: set rl.judge.local.path")
         if self.scheme == "checklist" and (self.items is None or self.kind == "program"):
             raise ParamsError(
                 "rl.judge.scheme: checklist needs rl.judge.items and a judge that reads text: set items, and kind to server"
@@ -122,8 +137,36 @@ class Judge(Part):
             raise ParamsError(str(error)) from error
 
     def contradictions(self, rl: Rl, method: Composition, section: Callable[[str], Any]) -> Iterator[str]:
-        if rl.reward.kind == "judge" and self.kind == "local" and self.local.path.startswith("hub:"):
+        if rl.reward.kind != "judge":
+            return
+        if self.extract is not None and self.extract.marker is None and section("model").thinking is None:
+            yield (
+                "rl.judge.extract finds responses after the end of a thought, and model.thinking is null: set that to {}, or "
+                'rl.judge.extract.marker to the marker of responses ("": there are no thoughts)'
+            )
+        if self.kind != "local":
+            return
+        if self.local.path.startswith("hub:"):
             yield f"rl.judge.local.path is {self.local.path}; download the model first, and set it to its folder"
+        if self.local.path:
+            return
+        fitted = section("annotate").judge_model
+        wanted = "comparison" if self.scheme in TOURNAMENTS else "reward"
+        if fitted.kind != wanted:
+            yield (
+                f"rl.judge.kind: local with scheme {self.scheme} needs a judge model, and annotate.judge_model.kind is "
+                f"{fitted.kind}: set that to {wanted}, or rl.judge.local.path to a folder"
+            )
+        elif fitted.options != self.local.options:
+            yield (
+                f"rl.judge.local.options are {self.local.options}, and annotate.judge_model learnt to answer {fitted.options}; "
+                f"make them equal"
+            )
+        elif self.principles is not None and fitted.principles is None:
+            yield (
+                "rl.judge.principles are read by a model that learnt from principles, and annotate.judge_model.principles is "
+                "null: set it to {}, or choose an rl.algorithm without principles"
+            )
 
     def scoring(self) -> Scoring:
         """How groups are scored."""

@@ -175,18 +175,21 @@ def kl_estimate(logprobs: Tensor, logprobs_ref: Tensor, kind: str) -> Tensor:
     """Per-token estimate of KL(policy || reference) on the policy's own samples (Schulman, "Approximating KL divergence").
 
     With d = log pi - log pi_ref: k1 = d (unbiased; as a loss its expected gradient is zero, so it only adds noise), k2 = d^2 / 2
-    (its gradient is the gradient of the KL), k3 = exp(-d) - 1 + d (unbiased, never negative; biased gradient).
+    (its gradient is the gradient of the KL), k3 = exp(-d) - 1 + d (unbiased, never negative; biased gradient);
+    k1_positive = max(0, d), for rewards only, is biased upwards.
     """
     import torch
 
     d = logprobs - logprobs_ref
     if kind == "k1":
         return d
+    if kind == "k1_positive":
+        return d.clamp(min=0.0)
     if kind == "k2":
         return 0.5 * d * d
     if kind == "k3":
         return torch.exp(-d) - 1 + d
-    raise ValueError(f"unknown rl.loss.kl_estimator '{kind}'; known: k1, k2, k3")
+    raise ValueError(f"unknown rl.loss.kl_estimator '{kind}'; known: k1, k1_positive, k2, k3")
 
 
 @dataclass(frozen=True)

@@ -72,8 +72,8 @@ class Reward(Part):
     """The penalty grows linearly over this many tokens before overlong_max. null: a fifth of overlong_max."""
     kl_coef: NonNegative = 0.0
     """Subtracted per token: kl_coef times the estimate of the sampling policy's KL from the reference."""
-    kl_estimator: Annotated[Literal["k1", "k2", "k3"], AppliesAboveZero("kl_coef")] = "k1"
-    """Estimator of the KL divergence per token."""
+    kl_estimator: Annotated[Literal["k1", "k1_positive", "k2", "k3"], AppliesAboveZero("kl_coef")] = "k1"
+    """Estimator of the KL divergence per token; k1_positive is max(0, k1), which is biased upwards."""
 
     @classmethod
     def derive(cls, given: Rl, values: dict[str, Any], max_length: int | None) -> None:

@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from stages.environments.base_domain import GradedDomain, check_fields, levels_in_turn
-from stages.environments.briefing.brief import Asked, demands, paraphrases, quality, words_of, write
+from stages.environments.briefing.brief import PADDING, Asked, demands, paraphrases, quality, read, words_of, write
 from stages.environments.briefing.environment import BriefingEnvironment
 from stages.environments.briefing.settings import MAX_POINTS, BriefingSettings
 from stages.environments.factbook.book import REGIONS
@@ -130,6 +130,18 @@ class BriefingDomain(GradedDomain[BriefingSettings]):
     def quality(self, task: Task, actions: Sequence[str]) -> float:
         """The hidden quality of an episode's brief; see stages/environments/briefing/brief.py."""
         return quality(Asked.of(task.spec), " ".join(" ".join(actions).split()))
+
+    def attributes(self, task: Task, actions: Sequence[str]) -> dict[str, float]:
+        """For judges by principles: `form`, the share of the demands on form that are met, and `plain`, minus words beside the
+        facts; see stages/environments/briefing/brief.py."""
+        text, asked = " ".join(" ".join(actions).split()), Asked.of(task.spec)
+        met = list(demands(asked, text).values())
+        return {"form": sum(met) / len(met), "plain": -min(read(asked, text).padding, PADDING) / 4}
+
+    def thought(self, task: Task, actions: Sequence[str]) -> str:
+        """What an expert thinks before a brief: the values to state, in order, looked up before the form is chosen."""
+        asked = Asked.of(task.spec)
+        return f"{asked.form}: " + ", ".join(f"{noun} {asked.values[noun]}" for noun in asked.wanted)
 
     def references(self, task: Task) -> list[str]:
         """Good briefs: a perfect one and paraphrases of it."""

@@ -120,6 +120,22 @@
     facts.appendChild(link(current.id, 0));
   }
 
+  // What judges said of the episode: its score, and the other's where two were compared.
+  function showJudgments() {
+    (current.judgments || []).forEach(function (one) {
+      var box = element("div", "message other judgment");
+      var scores = one.scores.map(function (score) { return format(score, 2); });
+      var said = one.status !== "ok" ? one.status : one.kind === "pairwise" ? scores[0] + " against " + scores[1] : scores.join(", ");
+      box.appendChild(element("b", "", "judge (" + one.judge + "): " + said));
+      var lines = [];
+      if (one.kind === "pairwise") lines.push("shown " + (one.first ? "first" : "second") + "; the other: " + one.other);
+      if (one.reason) lines.push(one.reason);
+      if (one.cost) lines.push("cost " + one.cost);
+      box.appendChild(document.createTextNode(lines.join("\n")));
+      content.appendChild(box);
+    });
+  }
+
   function showChat() {
     var count = 0;
     current.messages.forEach(function (message) {
@@ -136,6 +152,7 @@
       box.appendChild(document.createTextNode(message[1]));
       content.appendChild(box);
     });
+    showJudgments();
   }
 
   function swatch(tint, part, label) {

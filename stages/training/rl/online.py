@@ -104,7 +104,7 @@ class OnlineJob(RlJob):
         if self.rl.reannotate.every:
             parts = (self.models, self.engine, self.chat, self.pool)
             self.reannotation = Reannotation(context, self.rl.reannotate, policy, *parts, self.seed, self.labels.stream)
-        self.scorer = make_scorer(context, algorithm, domain, self.tasks, processes, self.seed)
+        self.scorer = make_scorer(context, algorithm, domain, self.tasks, processes, self.seed, self.chat)
         self.tree_metrics: dict[str, float] = {}
         """Of the trees that the step began with, if it did."""
         self.budget = self._environment_steps()

@@ -13,6 +13,7 @@ import torch
 from stages.algorithms.algorithm import Algorithm
 from stages.algorithms.parts.reward import EpisodeRewards
 from stages.environments.protocol import Domain
+from stages.judging.episodes import candidate, gold_quality
 from stages.judging.gap import group_agreement
 from stages.judging.references import (
     StyleChecks,
@@ -27,8 +28,7 @@ from stages.records.episode import Episode
 from stages.records.reward_chain import RewardChain
 from stages.records.task import Task
 from stages.seeding import stream
-from stages.training.rl.judging import candidate
-from stages.training.rl.scoring import ReferenceTexts, gold_quality
+from stages.training.rl.scoring import ReferenceTexts
 
 if TYPE_CHECKING:
     from stages.runtime.stage import StageContext

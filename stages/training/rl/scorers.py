@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from stages.agent.chat import Chat
 from stages.algorithms.algorithm import Algorithm
 from stages.environments.protocol import Domain
 from stages.records.task import Task
@@ -19,11 +20,17 @@ if TYPE_CHECKING:
 
 
 def make_scorer(
-    context: StageContext, algorithm: Algorithm, domain: Domain, tasks: Mapping[str, Task], processes: Processes, seed: int
+    context: StageContext,
+    algorithm: Algorithm,
+    domain: Domain,
+    tasks: Mapping[str, Task],
+    processes: Processes,
+    seed: int,
+    chat: Chat,
 ) -> EpisodeScorer | None:
     """The scorer that `rl.reward.kind` names; None for rewards that do not depend on text."""
     if algorithm.rl.reward.kind == "judge":
-        return EpisodeJudge(context, algorithm, domain, tasks, processes, seed)
+        return EpisodeJudge(context, algorithm, domain, tasks, processes, seed, chat)
     if algorithm.rl.reward.kind == "references":
         return ReferenceRewards(context, algorithm, domain, tasks, seed)
     if algorithm.rl.reward.kind == "verifier":

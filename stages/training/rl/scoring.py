@@ -74,10 +74,3 @@ class ReferenceTexts:
                 f"curate wrote no demonstration of it; set curate.expert_demonstrations"
             )
         return texts
-
-
-def gold_quality(domain: Domain, task: Task, episode: Episode) -> float:
-    """The domain's hidden quality of an episode; without one, its return."""
-    if not hasattr(domain, "quality"):
-        return episode.reward
-    return float(domain.quality(task, [turn.action for turn in episode.turns]))

@@ -15,6 +15,7 @@ import torch
 from stages.algorithms.algorithm import Algorithm
 from stages.algorithms.parts.reward import EpisodeRewards
 from stages.environments.protocol import Domain
+from stages.judging.episodes import candidate, gold_quality
 from stages.judging.fit_verifier import divided, fit, labelled_pairs, measured
 from stages.judging.gap import GapMonitor
 from stages.judging.generative import GenerativeVerifier
@@ -22,8 +23,7 @@ from stages.judging.verification import Verdict, contains, jaccard, last_line, v
 from stages.records.episode import Episode
 from stages.records.task import Task, opening
 from stages.seeding import stream
-from stages.training.rl.judging import candidate
-from stages.training.rl.scoring import ReferenceTexts, gold_quality
+from stages.training.rl.scoring import ReferenceTexts
 
 if TYPE_CHECKING:
     from stages.runtime.stage import StageContext

@@ -1,0 +1,68 @@
+"""What judges see of an episode, and what programs know of it: its hidden quality and its attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from stages.judging.contract import Candidate
+from stages.judging.program import praises_itself
+
+if TYPE_CHECKING:
+    from stages.environments.protocol import Domain
+    from stages.records.episode import Episode
+    from stages.records.task import Task
+
+WORDS = 5
+"""Words that one unit of the attribute "short" stands for."""
+
+
+Read = Callable[[str], str]
+"""What a judge reads of a message."""
+
+
+def last_message(episode: Episode) -> str:
+    """What the policy wrote last, thoughts included; "" without a turn."""
+    return next((message["content"] for message in reversed(episode.messages) if message["role"] == "assistant"), "")
+
+
+def candidate(episode: Episode, read: Read | None = None) -> Candidate:
+    """What a judge sees of an episode: the actions, the last of which is the answer if it ended the episode; no observations.
+    `read`: the answer is what this finds in the last message."""
+    actions = [turn.action for turn in episode.turns]
+    if episode.terminated and actions:
+        answer = actions[-1] if read is None else read(last_message(episode))
+        return Candidate(answer, tuple(actions[:-1]), episode.episode_id)
+    return Candidate("", tuple(actions), episode.episode_id)
+
+
+def gold_quality(domain: Domain, task: Task, episode: Episode) -> float:
+    """The domain's hidden quality of an episode; without one, its return."""
+    if not hasattr(domain, "quality"):
+        return episode.reward
+    return float(domain.quality(task, [turn.action for turn in episode.turns]))
+
+
+def named(found: Mapping[str, float], name: str, section: str) -> float:
+    """The attribute that a principle names. Raises ValueError, with the known ones and remedies, for an unknown name.
+    `section`: of the setting."""
+    if name not in found:
+        raise ValueError(
+            f"{section} names {name!r}, which the program judge does not know on this domain; known: {', '.join(sorted(found))}. "
+            f"Rename it, or choose a judge that reads text"
+        )
+    return found[name]
+
+
+def attributes(domain: Domain, task: Task, episode: Episode) -> Mapping[str, float]:
+    """What a program judge perceives of an episode by principle: `correct`, the gold quality; `short`, minus the answer's words
+    in units of WORDS; `modest`, -1 for self-praise; and the domain's own."""
+    shown = candidate(episode)
+    text = shown.answer or " ".join(shown.steps)
+    own = dict(domain.attributes(task, [turn.action for turn in episode.turns])) if hasattr(domain, "attributes") else {}
+    common = {
+        "correct": gold_quality(domain, task, episode),
+        "short": -len(text.split()) / WORDS,
+        "modest": -float(praises_itself(text)),
+    }
+    return {**common, **own}

@@ -1,0 +1,116 @@
+"""annotate.judge_model: a judge fitted to preferences between rollouts, or to annotate's pairs, as a stage's output."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from stages.agent.policy import load_policy
+from stages.annotation.judge_model import FOLDER, fit_judge_model
+from stages.judging.settings import JudgeModel
+from stages.judging.table import read_judgments
+from stages.params import parse_params
+from stages.records.episode import Episode, Owner, TurnRecord, read_rows, write_episodes
+from stages.records.task import Task
+from stages.runtime.stage import StageContext
+from stages.runtime.tracker import Tracker
+
+ANSWERS = ("the key", "the lamp here", "excellent answer box", "take door and lamp")
+FITTED = {"kind": "reward", "options": ["a", "b"], "epochs": 1.0, "batch_tokens": 2048, "program": {"noise": 0.0}}
+
+
+def episode(task: int, place: int, answer: str) -> Episode:
+    made = Episode(f"t{task}/{place}", f"t{task}", "toy", f"t{task}", 0, "", "", 1.0, 1.0, 0, terminated=True)
+    made.append([5, 6], Owner.PROMPT, -1)
+    made.append([10, 11], Owner.POLICY, 0, [-0.5] * 2)
+    made.turns.append(TurnRecord(answer, "", True, float(place == 0), 0.0, "", answer, 2, 4))
+    made.reward = float(place == 0)
+    return made
+
+
+class Toy(SimpleNamespace):
+    """A domain whose gold quality is the return."""
+
+
+@pytest.fixture
+def make(tmp_path: Path, tiny_policy: Path):
+    """make(name, **settings of the judge model) -> (what fit_judge_model reports, the folder that it wrote)."""
+    policy = load_policy(tiny_policy)
+    tasks = [Task(f"t{number}", "toy", "train", number, "open", {}, 1.0) for number in range(6)]
+    params = parse_params({"domains": ["toy"], "per_domain": {"toy": {}}, "model": {"max_length": 200}})
+
+    def fitted(name: str, rows=(), pairs=(), **settings: Any) -> tuple[dict[str, Any], Path]:
+        root = tmp_path / name
+        episodes = [episode(task, place, answer) for task in range(6) for place, answer in enumerate(ANSWERS)]
+        write_episodes(root / "data/rollouts/toy/episodes.parquet", episodes)
+        context = StageContext("annotate", "toy", params, root, Tracker())
+        section = JudgeModel.model_validate({**FITTED, **settings})
+        out = root / "data/annotated/toy"
+        return fit_judge_model(context, policy, Toy(), tasks, rows, pairs, section, out), out
+
+    return fitted
+
+
+def contents(folder: Path) -> dict[str, str]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def test_model_preferences_and_judgments_are_written_reproducibly(make) -> None:
+    report, out = make("first")
+    assert (report["kind"], report["labels"], report["preferences"]) == ("reward", "program", 18)
+    assert report["held_out"]["pairs"] == 3
+    assert report["version"]
+    assert report["labelling"]["statuses"] == {"ok": 72}
+    assert report["labelling"]["undecided"] == 0.5, "of six pairs three have equal quality"
+    rows = read_rows(out / "preferences.parquet")
+    assert len(rows) == 18
+    assert all("the key" in row["answers"][0 if row["prefers_first"] else 1] for row in rows)
+    assert len(read_judgments(out / "judgments.parquet")) == 72
+    again, other = make("second")
+    assert contents(out) == contents(other)
+    assert report == again
+    assert load_policy(out / FOLDER).hash
+
+
+def test_principles_are_measured_alone_and_negated(make) -> None:
+    report, out = make("principles", principles={}, program={"noise": 0.0})
+    assert set(report["principles"]) == {"correct", "short", "modest"}
+    for found in report["principles"].values():
+        assert 0 <= found["accuracy"] <= 1
+    shown = {text for row in read_rows(out / "preferences.parquet") for text in row["principles"]}
+    assert {"right", "wrong", "short", "long"} <= shown
+    assert 0 < report["labelling"]["undecided"] < 1
+
+
+def test_the_policy_labels_by_its_options(make) -> None:
+    report, out = make("policy", labels="policy", kind="comparison", program={"noise": 0.5})
+    rows = read_judgments(out / "judgments.parquet")
+    assert {row["judge"] for row in rows} == {"local"}
+    assert report["labelling"]["calls"] == 2 * len(rows) == 2 * 36
+
+
+def test_pairs_of_trees_are_preferences(make) -> None:
+    rows, pairs = [], []
+    for number in range(4):
+        for node, (parent, action) in enumerate(((-1, ""), (0, "open"), (1, "take"), (1, "drop"))):
+            rows.append({"task_id": f"t{number}", "node": node, "parent": parent, "action": action})
+        pairs.append({"task_id": f"t{number}", "parent": 1, "win": 2, "lose": 3})
+    report, out = make("trees", rows=rows, pairs=pairs, labels="trees", program={"noise": 0.5})
+    assert report["preferences"] == 4
+    assert "labelling" not in report
+    assert not (out / "judgments.parquet").exists()
+    for row in read_rows(out / "preferences.parquet"):
+        assert row["answers"][0 if row["prefers_first"] else 1] == "take"
+
+
+def test_unknown_attributes_and_too_few_preferences_are_refused(make) -> None:
+    unknown = {"items": [{"name": "polite", "text": "polite", "negative": "rude"}]}
+    with pytest.raises(ValueError, match=r"judge_model\.principles names 'polite'.*known: correct, modest, short"):
+        make("unknown", principles=unknown)
+    with pytest.raises(ValueError, match=r"finds 0 preferences.*raise rollout\.tasks"):
+        make("few", shortest=1000)

@@ -276,7 +276,8 @@ def _joined(parts: Sequence[Turn]) -> Turn:
 
 def constrained(engine: Engine, chat: Chat, domain: Domain, stage: str, max_length: int) -> Engine:
     """The engine, or, where the domain has a constraint that `stage` enforces, one that enforces it."""
-    constraint: Constraint | None = getattr(domain.settings, "constraint", None)
+    settings = getattr(domain, "settings", None)
+    constraint: Constraint | None = getattr(settings, "constraint", None)
     if constraint is None or not constraint.enforces(stage):
         return engine
     if constraint.enforcement in ("mask", "rollback") and not isinstance(getattr(engine, "engine", engine), LocalEngine):
@@ -284,4 +285,4 @@ def constrained(engine: Engine, chat: Chat, domain: Domain, stage: str, max_leng
             f"per_domain.{domain.name}.environment.constraint.enforcement: {constraint.enforcement} masks tokens, which only "
             f"resources.engine.kind torch can; set enforcement to retry or report_only, or kind to torch"
         )
-    return ConstrainedEngine(engine, chat, constraint, max_length, getattr(domain.settings, "max_turns", None))
+    return ConstrainedEngine(engine, chat, constraint, max_length, getattr(settings, "max_turns", None))

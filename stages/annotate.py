@@ -9,6 +9,7 @@ judgments.parquet}, data/models/q/<domain> and reports/annotate/<domain>.json.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from stages import params
@@ -40,6 +41,7 @@ def log(context: StageContext, report: Mapping[str, Any]) -> None:
 
 
 def run(context: StageContext) -> None:
+    from stages.agent.constrained_engine import constrained
     from stages.agent.player import open_player
     from stages.agent.policy import load_policy
     from stages.annotation.fit_models import fit_progress, fit_q_model, fit_value_model
@@ -64,7 +66,8 @@ def run(context: StageContext) -> None:
     settings = EngineSettings.of(resources, context.params.model.max_length, context.params.model.thinking)
     player = open_player(start, settings)
     dynamics = learn_dynamics(context, domain, tasks, params, Checkpoints(context))
-    forest = search_trees(context, domain, player, chosen, params, dynamics)
+    engine = constrained(player.engine, player.chat, domain, "annotate", context.params.model.max_length)
+    forest = search_trees(context, domain, replace(player, engine=engine), chosen, params, dynamics)
     player.close()
     if context.shard:
         return

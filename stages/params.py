@@ -26,6 +26,7 @@ from stages.algorithms.resolve import contradictions, resolve_section
 from stages.algorithms.settings import Rl
 from stages.annotation.derived import backbone_contradictions
 from stages.annotation.settings import Annotate
+from stages.constraints.checks import contradiction
 from stages.curation.settings import Curate
 from stages.curation.thoughts import thought_contradictions
 from stages.evaluation.scorers import variant_domains
@@ -290,11 +291,13 @@ def check_domains(params: Params) -> None:
     """Raise ParamsError if a domain is not installed or its environment's settings are wrong, or if rl.horizon, the critic's head
     or annotate.returns do not fit the environment. Domains that only `per_domain` lists are checked as far as they go without."""
     from stages.algorithms.parts.critic import check_returns
-    from stages.annotation.derived import check_domain
+    from stages.annotation.derived import check_trees
     from stages.environments.registry import load_domain, returns_of
 
     for name in params.domains:
         domain = load_domain(name, params.per_domain[name].environment)
+        if problem := contradiction(params, domain.settings.constraint):
+            raise ParamsError(f"params.yaml: in per_domain.{name}: {problem}")
         try:
             method, rl = resolve_section(params.section("rl", name))
             check_domain(method, rl, domain)
@@ -303,7 +306,7 @@ def check_domains(params: Params) -> None:
             rl.reannotate.check_returns(*returns_of(domain))
         except ValueError as error:
             raise ParamsError(f"params.yaml: in rl with per_domain.{name}: {error}") from error
-        check_domain(params.section("annotate", name), name, domain, list(returns_of(domain)))
+        check_trees(params.section("annotate", name), name, domain, list(returns_of(domain)))
     for name in sorted(set(params.per_domain) - set(params.domains)):
         load_domain(name, params.per_domain[name].environment)
 

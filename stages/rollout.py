@@ -32,6 +32,7 @@ def choose_tasks(tasks: Sequence[Task], count: int, seed: int) -> list[Task]:
 
 def play(context: StageContext, tasks: Sequence[Task]) -> list[Episode]:
     """Play all attempts in chunks, each a checkpoint that is not played again. A shard plays its own chunks alone."""
+    from stages.agent.constrained_engine import constrained
     from stages.agent.environment_pool import EnvironmentPool, processes_beside
     from stages.agent.player import open_player
     from stages.agent.rollout import Labels, attempts, collect
@@ -46,6 +47,7 @@ def play(context: StageContext, tasks: Sequence[Task]) -> list[Episode]:
     labels = Labels(context.params.seed, player.policy_hash, params_hash(section))
     sampling = Sampling(**section.sampling.model_dump())
     requests = attempts(tasks, section.attempts)
+    engine = constrained(player.engine, player.chat, domain, "rollout", max_length)
     checkpoints = Checkpoints(context, classes=(Episode, TurnRecord))
     episodes: list[Episode] = []
     rewards: list[float] = []
@@ -63,7 +65,7 @@ def play(context: StageContext, tasks: Sequence[Task]) -> list[Episode]:
             if chunk is None:
                 part = requests[start : start + section.chunk]
                 chunk = collect(
-                    *(player.engine, player.chat, pool, part, sampling, labels),
+                    *(engine, player.chat, pool, part, sampling, labels),
                     max_length=max_length,
                     width=resources.slots,
                     on_episode=lambda episode: show(episode, bar),
@@ -74,7 +76,7 @@ def play(context: StageContext, tasks: Sequence[Task]) -> list[Episode]:
                 rewards += [episode.reward for episode in chunk]
             episodes += chunk
             context.metric("success", float(np.mean([episode.success for episode in episodes])), len(episodes))
-    for name, value in sorted(player.engine.counters.items()):
+    for name, value in sorted(engine.counters.items()):
         context.metric(f"engine/{name}", value)
     player.close()
     return episodes

@@ -217,6 +217,7 @@ def modules(*folders: str) -> list[Path]:
 ORDER = (
     {"runtime", "seeding"},
     {"records", "sandbox"},
+    {"constraints"},
     {"engine", "environments"},
     {"agent"},
     {"values", "merging"},
@@ -226,7 +227,7 @@ ORDER = (
     {"curation"},
     {"evaluation"},
     {"training"},
-    {"control", "params", "pretraining"},
+    {"control", "conversion", "params", "pretraining"},
     {"designs", "serving", "tracking"},
     {"claims"},
     {"reporting"},

@@ -203,6 +203,17 @@ class Chat:
         """The action in a turn's tokens; see `read`."""
         return self.read(turn_ids).action
 
+    def turn_text(self, turn_ids: Sequence[int]) -> str:
+        """The text of a turn's tokens, without special tokens."""
+        return self._text(turn_ids)
+
+    def turn_texts(self, token_ids: Sequence[int], begun: bool = False) -> list[str]:
+        """The texts of the assistant turns in a conversation's tokens; the last one is not finished, and "" before its first
+        token. begun: the tokens start within a turn. Observations can't imitate the marks around turns; see `clean`."""
+        text = self.tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        end = self.tokenizer.convert_ids_to_tokens(self.end_of_turn)
+        return [piece.partition(end)[0] for piece in text.split(self._after)[0 if begun else 1 :]]
+
     def encode(self, messages: Sequence[Mapping[str, str]], guidance: str = "") -> Encoded:
         """Tokens of alternating user and assistant messages, exactly as in a rollout of the same text; after a final user
         message, they end with the generation prompt. guidance: for `guided_prompt`.

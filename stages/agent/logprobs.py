@@ -95,11 +95,15 @@ def _at_least_float32(layer: Any, dtype: torch.dtype) -> Callable[[Tensor], Tens
 
 def only_kept(logits: Tensor, kept: Tensor) -> Tensor:
     """Logits [c, V] with probability 0 for the tokens outside each row's set of `kept` [c, K], token ids padded with -1; a row
-    of -1 alone keeps all."""
+    of -1 alone keeps all, and one with -2 - id all but these."""
     vocabulary = logits.shape[-1]
     allowed = torch.zeros(len(logits), vocabulary + 1, dtype=torch.bool, device=logits.device)
     allowed.scatter_(1, torch.where(kept < 0, vocabulary, kept).long(), True)
     allowed = allowed[:, :vocabulary] | (kept < 0).all(1)[:, None]
+    if bool((kept < -1).any()):
+        without = torch.zeros(len(logits), vocabulary + 1, dtype=torch.bool, device=logits.device)
+        without.scatter_(1, torch.where(kept < -1, -2 - kept, vocabulary).long(), True)
+        allowed &= ~without[:, :vocabulary]
     # Finite, since p log p of -inf is NaN; half of the lowest number, so that subtracting from it stays finite.
     return logits.masked_fill(~allowed, torch.finfo(logits.dtype).min / 2)
 

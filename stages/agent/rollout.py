@@ -27,6 +27,9 @@ from stages.records.task import Task, opening
 from stages.records.thinking import ParsedTurn
 from stages.runtime import spans
 
+REMOVED = "removed_nats"
+"""Reward term of episodes under a mask: the sum over tokens of -log of the probability that the mask left."""
+
 
 @dataclass(frozen=True)
 class Labels:
@@ -200,6 +203,8 @@ class Collector:
             self._finish(play, "context", truncated=True)
             return None
         play.episode.append(turn.token_ids, turn.owners or Owner.POLICY, play.turn, turn.logprobs, turn.kept)
+        if turn.left:
+            play.terms[REMOVED] = play.terms.get(REMOVED, 0.0) - sum(turn.left)
         if self._rounds.group(play.request):
             play.entropies.append(turn.entropies)
         return play, self.chat.read(turn.token_ids)

@@ -17,7 +17,7 @@ UNSCORED_RULES = ("random", *SOLUTION_RULES)
 """Selection rules that do not score children."""
 
 
-def check_domain(params: Annotate, name: str, domain: object, returns: list[float]) -> None:
+def check_trees(params: Annotate, name: str, domain: object, returns: list[float]) -> None:
     """Raise ParamsError if section annotate does not fit a domain, whose episodes' returns lie in `returns`."""
     if params.returns != returns:
         raise ParamsError(

@@ -98,11 +98,11 @@ def leaf_evaluator(context: StageContext, player: Player, params: Annotate, chec
         return None
     from stages.agent.policy import load_policy
     from stages.annotation.leaf_values import HeadEvaluator, episode_paths, fit_leaf_model, fitted_weights, leaf_model
-    from stages.engine.local_engine import LocalEngine, make_engine
+    from stages.engine.local_engine import make_engine
 
     resources = context.params.resources
     own = params.evaluation.backbone == "own"
-    if not own and not isinstance(player.engine, LocalEngine):
+    if not own and not hasattr(player.engine, "read"):
         raise ValueError(
             f"annotate.evaluation.backbone: policy needs hidden states, which resources.engine.kind: "
             f"{resources.engine.kind} does not return; set backbone to own"

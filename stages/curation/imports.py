@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stages.constraints.conformance import first_violation
+from stages.constraints.settings import Constraint
 from stages.curation.cleaning import episode_length, pieces
 from stages.curation.demonstrations import play_out
 from stages.curation.leakage import PanelPrompts
@@ -142,9 +144,18 @@ class Importer:
             episode = self._replayed(record.task_id, record.messages, name)
             if (episode.terminated or episode.truncated) and not episode.success:
                 raise _RejectedError("failed", f"replayed to its end, it does not solve {record.task_id}; leave failures out")
+        self._check_constraint(episode)
         episode.inherited = record.given
         self._check_length(episode_length(episode))
         return episode
+
+    def _check_constraint(self, episode: Episode) -> None:
+        constraint: Constraint | None = getattr(self.domain.settings, "constraint", None)
+        if constraint is None or "curate" not in constraint.apply:
+            return
+        turns = [message["content"] for message in episode.messages if message["role"] == "assistant"]
+        if found := first_violation(constraint.rules, turns):
+            raise _RejectedError("violates_constraint", f"turn {found[0] + 1} violates the domain's constraint: {found[1]}")
 
     def _check_length(self, length: int) -> None:
         if length > self.max_length:

@@ -104,7 +104,9 @@ class CompletionEngine:
         spans.count("fed_tokens", len(token_ids))
 
     def request(self, session: int, key: int, sampling: Sampling) -> None:
-        """See `Engine.request`. Raises EngineError if entropies or kept tokens are requested."""
+        """See `Engine.request`. Raises EngineError if entropies, kept tokens or a mask are requested."""
+        if sampling.mask is not None:
+            raise EngineError("this engine can't mask tokens (Sampling.mask); set resources.engine.kind to torch")
         if sampling.candidates:
             raise EngineError("this engine returns no entropies (Sampling.candidates); set resources.engine.kind to torch")
         if sampling.kept and sampling.restricted:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
+    from stages.engine.masks import TokenMask
     from stages.records.thinking import Thinking
     from stages.runtime.resources import Resources
 
@@ -43,6 +44,9 @@ class Sampling:
     kept: bool = False
     """Return the tokens that top-k and top-p leave before each token, over which a training pass then renormalises (torch engine
     only)."""
+
+    mask: TokenMask | None = None
+    """What may come next in this turn, before top-k and top-p (engines of this process only)."""
 
     @property
     def restricted(self) -> bool:
@@ -95,10 +99,13 @@ class Turn:
     entropies: tuple[float, ...] = ()
     """With `Sampling.candidates`: -sum p log p over the most likely tokens, not renormalised, in nats."""
     kept: tuple[tuple[int, ...], ...] = ()
-    """With `Sampling.kept`, where it is restricted: per token, the ids that it was drawn from, ascending."""
+    """With `Sampling.kept`, where it is restricted or masked: per token, the ids that it was drawn from, ascending, or, of most
+    of the vocabulary, -2 - id of those left out; empty: all."""
     owners: tuple[int, ...] = ()
     """Per token, who wrote it (`stages.records.episode.Owner`); empty: the policy wrote all. Log-probabilities of tokens that it
     did not draw are 0."""
+    left: tuple[float, ...] = ()
+    """With `Sampling.mask`: per token, the logarithm of the probability that the mask left."""
 
 
 @runtime_checkable

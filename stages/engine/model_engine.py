@@ -20,6 +20,7 @@ from stages import seeding
 from stages.engine.architectures import unserved
 from stages.engine.engine import Pause, Sampling, Turn, check_growth, check_length, check_prefix, idle
 from stages.engine.head import logits_of
+from stages.engine.masks import compact, masked, owners_of
 from stages.engine.own_cache import WAYS, OwnForward, Way
 from stages.engine.sampling import candidate_entropy, distribution, draw_from, kept_tokens
 from stages.engine.self_check import (
@@ -58,6 +59,8 @@ class _Draws:
     logprobs: list[float] = field(default_factory=list)
     entropies: list[float] = field(default_factory=list)
     kept: list[tuple[int, ...]] = field(default_factory=list)
+    left: list[float] = field(default_factory=list)
+    forced: list[bool] = field(default_factory=list)
 
 
 @dataclass
@@ -210,8 +213,9 @@ class ModelEngine:
             elif pause and pause() and len(draws.ids) < min(room, sampling.max_tokens):
                 return False
         session.sampling = None
-        values = (tuple(draws.ids), tuple(draws.logprobs), reason, tuple(draws.entropies), tuple(draws.kept))
-        self._finished.append(Turn(session.id, *values))
+        owners = owners_of(draws.forced, sampling.mask) if sampling.mask is not None else ()
+        values = (tuple(draws.ids), tuple(draws.logprobs), reason, tuple(draws.entropies), tuple(draws.kept), owners)
+        self._finished.append(Turn(session.id, *values, tuple(draws.left)))
         return True
 
     def _draw(self, session: _Session, sampling: Sampling, state: Tensor) -> None:
@@ -219,6 +223,12 @@ class ModelEngine:
         device, draws = state.device, session.draws
         logits = logits_of(self.model, state[None])
         temperature = torch.tensor([sampling.temperature], dtype=torch.float64, device=device)
+        mask, left = sampling.mask, 0.0
+        if mask is not None:
+            logits, shares, forced = masked(logits, [mask], temperature)
+            left = float(shares)
+            draws.left.append(left)
+            draws.forced.append(bool(forced[0]))
         top_p = torch.tensor([sampling.top_p], dtype=torch.float64, device=device)
         scaled = distribution(logits, temperature, top_p, torch.tensor([sampling.top_k], device=device))
         uniform = seeding.uniform(np.array([session.key], dtype=np.uint64), np.array([len(draws.ids)]))
@@ -226,10 +236,13 @@ class ModelEngine:
         if sampling.candidates:
             wanted = torch.tensor([sampling.candidates], device=device)
             draws.entropies.append(float(candidate_entropy(logits, temperature, wanted)))
-        if sampling.kept and sampling.restricted:
-            draws.kept.append(tuple(kept_tokens(scaled)[0].tolist()))
+        if sampling.kept and (sampling.restricted or (mask is not None and mask.renormalise)):
+            kept = kept_tokens(scaled)[0]
+            draws.kept.append(tuple((kept if mask is None else compact(kept, logits.shape[-1])).tolist()))
         draws.ids.append(int(ids))
-        draws.logprobs.append(float(logprobs))
+        draws.logprobs.append(float(logprobs) + (left if mask is not None and not mask.renormalise else 0.0))
+        if mask is not None:
+            mask.append(int(ids))
         session.tokens.append(int(ids))
         self._counters["sampled_tokens"] += 1
         spans.count("sampled_tokens", 1)

@@ -77,5 +77,7 @@ def candidate_entropy(logits: Tensor, temperature: Tensor, candidates: Tensor) -
     """
     logs = (logits.double() / torch.where(temperature == 0, 1.0, temperature)[:, None]).log_softmax(-1)
     most = logs.topk(min(max(int(candidates.max()), 1), logs.shape[-1]), -1).values
+    # Tokens that a mask leaves out have probability 0, and 0 log 0 is 0.
+    most = torch.where(most.isfinite(), most, 0.0) if not bool(most.isfinite().all()) else most
     counted = torch.arange(most.shape[-1], device=logits.device)[None] < candidates[:, None]
     return -(most.exp() * most * counted).sum(-1).float()

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
 
 from stages.engine.cache import SlotCache
-from stages.engine.engine import Sampling
+from stages.engine.engine import Sampling, Turn
+from stages.engine.masks import TokenMask, owners_of
+
+if TYPE_CHECKING:
+    from stages.engine.drawing import Drawn
 
 ROWS, LEAST_ROWS = 4, 16
 """Forward passes have a multiple of ROWS rows, and at least LEAST_ROWS: a CPU's matrix products of fewer may use kernels of their
@@ -68,8 +73,8 @@ class SlotTable:
     """State per row of the cache. Sessions use the first `slots` rows, which are `padded`.
 
     `active` (decoding now), `position` (of the next fed token), `last` (token to feed next), `count` (tokens drawn in this turn),
-    `limit` (maximum of `count`), `key` and the sampling settings; `drawn`, `logprob`, `entropy` [rows, max_length] and `kept`, a
-    list of sets per row: the turn so far.
+    `limit` (maximum of `count`), `key` and the sampling settings; `drawn`, `logprob`, `entropy`, `left`, `forced` [rows,
+    max_length] and `kept`, a list of sets per row: the turn so far. `mask`: per row, None where all tokens may come.
     """
 
     def __init__(self, cache: SlotCache, slots: int, max_length: int) -> None:
@@ -89,12 +94,16 @@ class SlotTable:
         self.drawn = np.zeros((rows, max_length), dtype=np.int64)
         self.logprob = np.zeros((rows, max_length), dtype=np.float32)
         self.entropy = np.zeros((rows, max_length), dtype=np.float32)
+        self.left = np.zeros((rows, max_length))
+        self.forced = np.zeros((rows, max_length), dtype=bool)
         self.kept: list[list[np.ndarray]] = [[] for _ in range(rows)]
+        self.mask: list[TokenMask | None] = [None] * rows
         self.holder: list[Session | None] = [None] * rows
         self.evictions = 0
         self._per_row = [
             *(self.active, self.position, self.last, self.count, self.limit, self.key),
             *(self.temperature, self.top_p, self.top_k, self.candidates, self.keep, self.drawn, self.logprob, self.entropy),
+            *(self.left, self.forced),
         ]
 
     @contextmanager
@@ -125,12 +134,45 @@ class SlotTable:
         self.top_p[slot] = sampling.top_p
         self.top_k[slot] = sampling.top_k
         self.candidates[slot] = sampling.candidates
-        self.keep[slot] = sampling.kept and sampling.restricted
-        self.kept[slot] = []
+        masked = sampling.mask is not None and sampling.mask.renormalise
+        self.keep[slot] = sampling.kept and (sampling.restricted or masked)
+        self.kept[slot], self.mask[slot] = [], sampling.mask
+
+    def record(self, slots: np.ndarray, drawn: Drawn, places: np.ndarray) -> None:
+        """Record the tokens of rows `slots`, found at `places` of `drawn`, as the next ones of their turns."""
+        ids, count = drawn.ids[places], self.count[slots]
+        self.last[slots] = ids
+        self.drawn[slots, count] = ids
+        self.logprob[slots, count] = drawn.logprobs[places]
+        if drawn.entropies is not None:
+            self.entropy[slots, count] = drawn.entropies[places]
+        if drawn.left is not None and drawn.forced is not None:
+            self.left[slots, count], self.forced[slots, count] = drawn.left[places], drawn.forced[places]
+        for slot, place, token in zip(slots, places, ids.tolist(), strict=True):
+            if drawn.kept is not None and self.keep[slot]:
+                self.kept[slot].append(drawn.kept[place])
+            if (mask := self.mask[slot]) is not None:
+                mask.append(token)
+
+    def turn(self, session: Session, reason: str) -> Turn:
+        """The finished turn of a session in a slot."""
+        slot = session.slot
+        number, mask = int(self.count[slot]), self.mask[slot]
+        self.mask[slot] = None
+        entropy = self.entropy[slot, :number].tolist() if self.candidates[slot] else ()
+        tokens, logs = self.drawn[slot, :number].tolist(), self.logprob[slot, :number].tolist()
+        kept = tuple(tuple(tokens.tolist()) for tokens in self.kept[slot])
+        owners: tuple[int, ...] = ()
+        left: tuple[float, ...] = ()
+        if mask is not None:
+            left = tuple(self.left[slot, :number].tolist())
+            owners = owners_of(self.forced[slot, :number].tolist(), mask)
+        return Turn(session.id, tuple(tokens), tuple(logs), reason, tuple(entropy), kept, owners, left)
 
     def vacate(self, session: Session) -> None:
         """Free the session's slot; its cache is lost."""
         self.active[session.slot] = False
+        self.mask[session.slot] = None
         self.position[session.slot] = 0
         self.holder[session.slot] = None
         session.slot = -1
@@ -168,6 +210,7 @@ class SlotTable:
         for values in self._per_row:
             values[[first, second]] = values[[second, first]]
         self.kept[first], self.kept[second] = self.kept[second], self.kept[first]
+        self.mask[first], self.mask[second] = self.mask[second], self.mask[first]
         self.holder[second], self.holder[first] = sessions
         for slot, session in zip((second, first), sessions, strict=True):
             if session is not None:

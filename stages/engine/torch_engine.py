@@ -14,22 +14,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from stages import seeding
 from stages.engine.architectures import unserved, unslotted, windows
 from stages.engine.cache import SlotCache
 from stages.engine.cuda_graphs import make_forward
 from stages.engine.decoder import Pass
+from stages.engine.drawing import Drawn, draw_rows, joined
 from stages.engine.engine import Pause, Sampling, Turn, check_growth, check_length, check_prefix, idle
 from stages.engine.head import logits_of
 from stages.engine.passes import LENGTH_STEP, QUERY_STEP, PassBuilder
-from stages.engine.sampling import candidate_entropy, distribution, draw_from, kept_tokens
 from stages.engine.self_check import check_against_model, model_name
 from stages.engine.slots import Prefix, Session, SlotTable, padded, pending, round_up
 from stages.runtime import spans
@@ -43,28 +41,6 @@ DRAWN_LOGITS = 1 << 24
 COUNTERS = ("sampled_tokens", "fed_tokens", "forward_passes", "forked_tokens")
 READING = Sampling()
 """Placeholder that marks sessions as busy while `read` runs."""
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """The next token of each of N rows."""
-
-    ids: np.ndarray
-    logprobs: np.ndarray
-    entropies: np.ndarray | None
-    """None if no row requests them."""
-    kept: list[np.ndarray] | None
-    """The tokens that each was drawn from; None if no row requests them."""
-
-
-def joined(parts: Sequence[Drawn]) -> Drawn:
-    """One `Drawn` of all rows. Rows for which nothing was requested have entropy 0 and no kept tokens."""
-    entropies, kept = None, None
-    if any(part.entropies is not None for part in parts):
-        entropies = np.concatenate([np.zeros(len(part.ids)) if part.entropies is None else part.entropies for part in parts])
-    if any(part.kept is not None for part in parts):
-        kept = [tokens for part in parts for tokens in (part.kept or [np.zeros(0, np.int32)] * len(part.ids))]
-    return Drawn(np.concatenate([part.ids for part in parts]), np.concatenate([part.logprobs for part in parts]), entropies, kept)
 
 
 class TorchEngine:
@@ -332,20 +308,11 @@ class TorchEngine:
         logits = logits_of(self.model, hidden)
         every = np.arange(self.cache.slots + 1)[rows]
         step = max(1, DRAWN_LOGITS // logits.shape[-1])
-        parts = [self._draw_rows(logits[at : at + step], every[at : at + step]) for at in range(0, len(every), step)]
+        parts = [
+            draw_rows(logits[at : at + step], self.table, every[at : at + step], self._passes.to_device)
+            for at in range(0, len(every), step)
+        ]
         return parts[0] if len(parts) == 1 else joined(parts)
-
-    def _draw_rows(self, logits: Tensor, rows: np.ndarray) -> Drawn:
-        """Draw the next tokens of cache rows `rows` from their logits [n, V]."""
-        table, to_device = self.table, self._passes.to_device
-        temperature = to_device(table.temperature[rows])
-        scaled = distribution(logits, temperature, to_device(table.top_p[rows]), to_device(table.top_k[rows]))
-        ids, logprobs = draw_from(scaled, temperature == 0, to_device(seeding.uniform(table.key[rows], table.count[rows])))
-        entropies = None
-        if (candidates := table.candidates[rows]).any():
-            entropies = candidate_entropy(logits, temperature, to_device(candidates)).cpu().numpy()
-        kept = kept_tokens(scaled) if table.keep[rows].any() else None
-        return Drawn(ids.cpu().numpy(), logprobs.cpu().numpy(), entropies, kept)
 
     def _step(self) -> None:
         """Decode one token for every active row."""
@@ -363,17 +330,8 @@ class TorchEngine:
 
     def _take(self, slots: np.ndarray, drawn: Drawn, places: np.ndarray) -> None:
         """Record the tokens of rows `slots`, found at `places` of `drawn`, and finish turns that they complete."""
-        ids, entropies = drawn.ids[places], drawn.entropies
-        count = self.table.count[slots]
-        self.table.last[slots] = ids
-        self.table.drawn[slots, count] = ids
-        self.table.logprob[slots, count] = drawn.logprobs[places]
-        if entropies is not None:
-            self.table.entropy[slots, count] = entropies[places]
-        if drawn.kept is not None:
-            for slot, place in zip(slots, places, strict=True):
-                if self.table.keep[slot]:
-                    self.table.kept[slot].append(drawn.kept[place])
+        ids, count = drawn.ids[places], self.table.count[slots]
+        self.table.record(slots, drawn, places)
         self.table.count[slots] = count + 1
         self._counters["sampled_tokens"] += len(slots)
         spans.count("sampled_tokens", len(slots))
@@ -382,13 +340,9 @@ class TorchEngine:
             slot = int(slots[index])
             session = self.table.holder[slot]
             assert session is not None
-            number = int(self.table.count[slot])
-            tokens = self.table.drawn[slot, :number].tolist()
             reason = "stop" if stopped[index] else ("context" if session.room_ends else "length")
-            entropy = self.table.entropy[slot, :number].tolist() if self.table.candidates[slot] else ()
-            logs = self.table.logprob[slot, :number].tolist()
-            kept = tuple(tuple(tokens.tolist()) for tokens in self.table.kept[slot])
-            self._finished.append(Turn(session.id, tuple(tokens), tuple(logs), reason, tuple(entropy), kept))
+            self._finished.append(self.table.turn(session, reason))
+            tokens = self._finished[-1].token_ids
             session.tokens.extend(tokens)
             session.cached = int(self.table.position[slot])
             session.sampling, session.idle_since = None, self._clock

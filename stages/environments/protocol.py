@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self, runtime_checkable
+from typing import Annotated, Any, ClassVar, Protocol, Self, runtime_checkable
 
-from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, model_validator
 
+from stages.constraints.settings import Constraint
 from stages.records.task import Task
 from stages.runtime.validation import Checked, shortened
 
@@ -99,6 +100,9 @@ class DomainSettings(Checked):
     """Settings on which game records do not depend: records made with other values can be reused."""
 
     max_turns: int = 12
+
+    constraint: Annotated[Constraint | None, Field(exclude_if=lambda constraint: constraint is None)] = None
+    """What the policy's turns must look like (docs/constraints.md). null: anything."""
 
     @model_validator(mode="wrap")
     @classmethod

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from stages.environments.constrained import ConstrainedDomain
 from stages.environments.protocol import Domain, DomainSettings, Environment, Observation, Step
 from stages.runtime.entry_points import Group, place
 from stages.runtime.validation import ParamsError, explain
@@ -40,7 +41,7 @@ def load_domain(name: str, settings: Mapping[str, Any] | None = None) -> Domain:
         raise ParamsError(GROUP.fault(name, error, "its class can't be called with an instance of its Settings")) from error
     if not domain_class.__module__.startswith("stages."):
         domain.make = functools.partial(_checked_make, domain.make)  # type: ignore[method-assign]
-    return domain
+    return domain if checked.constraint is None else ConstrainedDomain(domain, checked.constraint)
 
 
 def class_faults(name: str, domain_class: Any) -> list[str]:

@@ -257,13 +257,17 @@ def ranking(best_of: BestOf, domain: str, device: str) -> Ranking | None:
     return per_token(rank) if best_of.per_token else rank
 
 
-def engine_of(job: Job, player: Player, settings: Settings) -> Engine:
-    """The player's engine, or one that sees the newest turns alone, or chooses among its draws."""
+def engine_of(job: Job, player: Player, settings: Settings, domain: Domain) -> Engine:
+    """The player's engine, or one that sees the newest turns alone, enforces the domain's constraint, or chooses among its
+    draws."""
+    from stages.agent.constrained_engine import constrained
+
     engine: Engine = player.engine
     if settings.scaffold.window is not None:
         from stages.agent.history_window import WindowEngine
 
         engine = WindowEngine(engine, settings.scaffold.window)
+    engine = constrained(engine, player.chat, domain, "evaluate", settings.engine.max_length)
     if job.best_of is None or job.best_of.by == "reward":
         return engine
     from stages.agent.best_of_n import BestOfEngine
@@ -311,7 +315,7 @@ def play(job: Job, settings: Settings) -> Outcome:
     requests = attempts(tasks, job.attempts * job.draws)
     with EnvironmentPool(partial(_make, scaffold, domain, job.worlds), settings.environment_processes) as pool:
         episodes = collect(
-            *(engine_of(job, player, settings), player.chat, pool, requests, settings.sampling, labels),
+            *(engine_of(job, player, settings, domain), player.chat, pool, requests, settings.sampling, labels),
             max_length=engine_settings.max_length,
             max_turns=scaffold.max_turns,
             # All draws of an episode decode at once.

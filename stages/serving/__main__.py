@@ -21,6 +21,7 @@ from stages.runtime.command import command
 from stages.runtime.workers import quiet_environment
 
 if TYPE_CHECKING:
+    from stages.conversion.call_log import CallLog
     from stages.serving.variants import ServedModel
 
 HOST = "127.0.0.1"
@@ -63,8 +64,17 @@ def warnings(params: Params) -> list[str]:
     return ["evaluate.scaffold is not applied: clients must add its notes, reminders and turns themselves"]
 
 
-def serve(model: ServedModel, params: Params, kind: str, listening: socket.socket) -> None:
-    """Answer requests until SIGINT or SIGTERM, then finish running ones."""
+def call_log(path: Path | None, root: Path) -> CallLog | None:
+    """The log of calls, with personal data masked by the key of `root`; None without a path."""
+    from stages.conversion.call_log import CallLog
+    from stages.conversion.masking import Masker, load_key
+    from stages.conversion.settings import Conversion, CurateCalls
+
+    return None if path is None else CallLog(path, Masker(load_key(root / Conversion().key), CurateCalls().pii))
+
+
+def serve(model: ServedModel, params: Params, kind: str, listening: socket.socket, log: CallLog | None = None) -> None:
+    """Answer requests until SIGINT or SIGTERM, then finish running ones. log: where chat completions are logged."""
     import torch
     import uvicorn
 
@@ -81,7 +91,7 @@ def serve(model: ServedModel, params: Params, kind: str, listening: socket.socke
     player = open_player(model.folder, engine_settings(params, kind, port))
     turns = EngineThread(BestOfEngine(player.engine, 1, by_logprob, lambda tokens: action_key(player.chat.action_text(tokens))))
     sampling = Sampling(**params.evaluate.sampling.model_dump())
-    agent = Agent(turns, player.chat, model.names, player.policy_hash, sampling, params.model.max_length)
+    agent = Agent(turns, player.chat, model.names, player.policy_hash, sampling, params.model.max_length, log)
     server = uvicorn.Server(uvicorn.Config(make_app(agent), log_level="warning", lifespan="off", ws="none"))
     print(f"serve: {next(iter(model.names))} (policy {player.policy_hash}) at http://{HOST}:{port}/v1", flush=True)
     print(f"serve: models {', '.join(model.names)}", flush=True)
@@ -108,6 +118,7 @@ def main() -> int:
     parser.add_argument("--model", default="merged", help="base, sft, rl@<domain>, merged, merged_linear or a folder; see above")
     parser.add_argument("--port", type=int, default=PORT, help=f"{PORT} if not given; 0: any that is free")
     parser.add_argument("--engine", choices=ENGINES, default="torch", help="what generates: see resources.engine in params.yaml")
+    parser.add_argument("--log", type=Path, metavar="FILE", help="log chat completions for a conversion: docs/conversion.md")
     options, root = parser.parse_args(), Path.cwd()
     # uvicorn raises the signal that stopped it again when it is done.
     signal.signal(signal.SIGTERM, stop)
@@ -120,7 +131,7 @@ def main() -> int:
         model = find_served_model(options.model, root, params)
         check_folder(model.folder)
         with bound(options.port) as listening:
-            serve(model, params, options.engine, listening)
+            serve(model, params, options.engine, listening, call_log(options.log, root))
     except (ValueError, OSError) as error:
         if os.environ.get("BELLWETHER_DEBUG"):
             raise

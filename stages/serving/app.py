@@ -17,12 +17,13 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from stages.agent.chat import Chat
+from stages.conversion.call_log import CallLog
 from stages.engine.engine import EngineError, Sampling, Turn
-from stages.records.messages import plain_messages
+from stages.records.messages import Messages, plain_messages
 from stages.seeding import key64
 from stages.serving.engine_thread import EngineThread, GenerationJob
 from stages.serving.request_guard import RequestGuard, error_reply
-from stages.serving.schemas import MAX_TURNS, ChatRequest, CompletionRequest, GenerationRequest
+from stages.serving.schemas import MAX_TURNS, ChatRequest, CompletionRequest, GenerationRequest, OutcomeReport
 from stages.serving.variants import Variant
 
 SEED_BITS = 31
@@ -59,6 +60,8 @@ class Agent:
     policy_hash: str
     sampling: Sampling
     max_length: int
+    log: CallLog | None = None
+    """Where chat completions are logged, if anywhere."""
 
     def variant(self, name: str) -> Variant:
         if name not in self.names:
@@ -171,6 +174,18 @@ class Agent:
         if parsed.thought:
             message["reasoning_content"] = parsed.thought  # vLLM's name for it
         return {"index": index, "message": message, "logprobs": logprobs, **self.ending(body, turn)}
+
+    def log_calls(
+        self, body: ChatRequest, messages: Messages, parts: Sequence[dict[str, Any]], turns: Sequence[Turn], latency_ms: float
+    ) -> None:
+        """Log the answers of a chat completion, unless they are for a person."""
+        if self.log is None:
+            return
+        metadata = body.metadata or {}
+        trace = str(metadata.get("trace") or secrets.token_hex(12))
+        human = str(metadata.get("human", "")).lower() == "true"
+        for part, turn in zip(parts, turns, strict=True):
+            self.log.call(trace, messages, part["message"]["content"], latency_ms, human=human, tokens=len(turn.token_ids))
 
     def ending(self, body: GenerationRequest, turn: Turn) -> dict[str, Any]:
         reason = {"finish_reason": "stop" if turn.stop_reason == "stop" else "length"}
@@ -293,9 +308,17 @@ def add_endpoints(app: FastAPI, agent: Agent) -> None:
             raise RefusedError(str(error), "messages") from error
         if len(messages) % 2 == 0:
             raise RefusedError("messages ends with an assistant message; it must end with a user message", "messages")
-        prompts = [agent.chat.encode(messages).token_ids]
+        prompts, began = [agent.chat.encode(messages).token_ids], time.monotonic()
         drawn = await agent.answers(request, body, prompts, body.max_completion_tokens or body.max_tokens)
         parts = [agent.chat_choice(body, index, turn) for index, turn in enumerate(drawn[0])]
+        agent.log_calls(body, messages, parts, drawn[0], 1000 * (time.monotonic() - began))
         return send({**agent.head("chat.completion", body), "choices": parts, "usage": usage(prompts, drawn)}, body)
+
+    @app.post("/v1/outcomes")
+    async def outcomes(body: OutcomeReport) -> Response:
+        if agent.log is None:
+            raise RefusedError("calls are not logged here; start the server with --log FILE", status=404)
+        agent.log.outcome(body.trace, body.success)
+        return JSONResponse({"status": "ok"})
 
     return app

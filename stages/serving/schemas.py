@@ -42,7 +42,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "min_tokens": (0,),
 }
 """Fields accepted only with these values (and null), which have no effect."""
-IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "request_id")
+IGNORED = ("user", "store", "service_tier", "safety_identifier", "prompt_cache_key", "request_id")
 """Fields that are accepted and ignored, since no answer depends on them."""
 
 
@@ -64,6 +64,8 @@ class GenerationRequest(BaseModel):
     seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
     """The same request with the same seed has the same answer; null: random."""
     n: Draws = 1
+    metadata: dict[str, Any] | None = None
+    """For the log: `trace` names the agent's run; calls with `human` "true" are not logged. No answer depends on it."""
     stream: bool = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
@@ -128,3 +130,12 @@ class ChatRequest(GenerationRequest):
     max_completion_tokens: Count | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = None
+
+
+class OutcomeReport(BaseModel):
+    """POST /v1/outcomes: whether the task of a trace was solved."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    trace: Annotated[str, Field(min_length=1, max_length=1024)]
+    success: bool

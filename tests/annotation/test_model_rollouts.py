@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from stages.annotation import model_rollouts
-from stages.annotation.derived import check_domain
+from stages.annotation.derived import check_trees
 from stages.annotation.model_rollouts import exact, replayed
 from stages.annotation.search import Search
 from stages.annotation.settings import Annotate
@@ -300,9 +300,9 @@ def test_bad_settings_are_refused(changes: dict[str, Any], message: str) -> None
 
 def test_other_domains_are_refused_by_name_and_the_default_hash_stays(domain: KeydoorDomain) -> None:
     params = Annotate(expansion={"kind": "eager"}, evaluation=ROLLOUTS)
-    check_domain(params, "keydoor", domain, [0.0, 1.0])
+    check_trees(params, "keydoor", domain, [0.0, 1.0])
     with pytest.raises(ParamsError, match=r"model_rollouts needs numbers for the domain's states.*shop gives none"):
-        check_domain(params, "shop", object(), [0.0, 1.0])
+        check_trees(params, "shop", object(), [0.0, 1.0])
     values = Annotate().model_dump(mode="json")
     del values["evaluation"]["model_rollouts"]
     assert params_hash(values) == params_hash(Annotate())

@@ -18,7 +18,7 @@ BY_NAME = {item["name"]: item for item in deployments()}
 
 
 def test_deployments_have_their_schedules_and_queues() -> None:
-    assert list(BY_NAME) == ["lifecycle-nightly", "lifecycle-on-change", "compare", "design", "claims"]
+    assert list(BY_NAME) == ["lifecycle-nightly", "lifecycle-on-change", "compare", "design", "convert", "claims"]
     assert BY_NAME["lifecycle-nightly"]["schedules"][0]["cron"] == "0 2 * * *"
     assert BY_NAME["claims"]["schedules"][0]["cron"] == "0 6 * * 0"
     assert {item["work_pool"]["name"] for item in BY_NAME.values()} == {"bellwether"}

@@ -24,11 +24,12 @@ CHAPTERS: Mapping[str, Sequence[str]] = {
         "docs/values",
         "docs/design-search",
         "docs/control",
+        "docs/constraints",
         "docs/thinking",
         "docs/judges",
     ),
     "Environments and models": ("docs/environments", "docs/base-model", "docs/families", "docs/sandbox", "docs/exchange"),
-    "Tools": ("docs/dvc", "docs/mlflow", "docs/prefect", "docs/serving", "docs/cluster"),
+    "Tools": ("docs/dvc", "docs/mlflow", "docs/prefect", "docs/serving", "docs/conversion", "docs/cluster"),
     "Extend": ("docs/extending", "CONTRIBUTING"),
     "Reference": ("docs/params", "docs/guarantees", "docs/benchmarks"),
 }

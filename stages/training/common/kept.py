@@ -27,7 +27,7 @@ class Kept(Extra):
     PER_TOKEN = ("tokens",)
 
     tokens: Tensor
-    """[B, T, K] int32, padded with -1; -1 alone: the whole vocabulary."""
+    """[B, T, K] int32, padded with -1; -1 alone: the whole vocabulary; -2 - id: without these (`Turn.kept`)."""
 
 
 def with_kept(batch: TrajectoryBatch, episodes: Sequence[Episode]) -> TrajectoryBatch:

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from stages.agent.active_episode import EpisodeRequest
 from stages.agent.chat import Chat
+from stages.agent.constrained_engine import constrained
 from stages.agent.environment_pool import EnvironmentPool, processes_beside
 from stages.agent.guidance import leaks, marked
 from stages.agent.policy import Policy
@@ -202,7 +203,8 @@ class GuidedPass:
             return []
         params, made = self.context.params, {(hint.task_id, hint.attempt): hint for hint in hints}
         model = self.policy.model.to(self.processes.device)
-        engine = make_engine(model, [self.chat.end_of_turn], params.resources.slots, params.model.max_length)
+        own = make_engine(model, [self.chat.end_of_turn], params.resources.slots, params.model.max_length)
+        engine = constrained(own, self.chat, self.domain, "rl", params.model.max_length)
         labels = Labels(self.seed, self.policy.hash, params_hash(self.rl), stream=f"guided@{self.name}")
         requests = [EpisodeRequest(tasks[hint.task_id], hint.attempt, hint.task_id, guidance=marked(hint.text)) for hint in hints]
         hint_of = {request.episode_id: made[request.task.task_id, request.attempt] for request in requests}

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from stages.agent.constrained_engine import constrained
 from stages.agent.policy import Policy
 from stages.algorithms.algorithm import Algorithm
 from stages.algorithms.parts.critic import check_returns
+from stages.engine.engine import Engine
 from stages.engine.local_engine import make_engine
 from stages.environments.protocol import Domain
 from stages.environments.registry import returns_of
@@ -40,9 +42,10 @@ class OfflineActorCriticJob(RlJob):
         self.models = Models.make(algorithm, policy.model, self.annotated, processes, self.tokens_per_batch, self.seed)
         self.learners = make_learners(self.models, rl)
         policy_updates = PolicyUpdates(self.models, algorithm, self.ledger)
-        engine = None
+        engine: Engine | None = None
         if rl.replay.value_target == "policy" or rl.replay.actions == "fresh":
             engine = make_engine(self.models.player, [self.chat.end_of_turn], width, self.max_length)
+            engine = constrained(engine, self.chat, domain, "rl", self.max_length)
         parts = (self.models, algorithm, policy_updates, buffer, engine, self.chat, width, self.max_length)
         self.off_policy = OffPolicy(*parts, self.seed, f"rl@{context.domain}")
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stages.agent.active_episode import EpisodeRequest
+from stages.agent.constrained_engine import constrained
 from stages.agent.environment_pool import EnvironmentPool, processes_beside
 from stages.agent.policy import Policy
 from stages.agent.rollout import Labels, attempts
@@ -85,8 +86,9 @@ class OnlineJob(RlJob):
         self.models = Models.make(algorithm, policy.model, self.annotated, processes, self.tokens_per_batch, self.seed)
         self.learners = make_learners(self.models, self.rl)
         self.policy_updates = PolicyUpdates(self.models, algorithm, self.ledger)
+        engine = make_engine(self.models.player, [self.chat.end_of_turn], self.width, self.max_length)
+        self.engine = constrained(engine, self.chat, domain, "rl", self.max_length)
         self.role_updates = RoleUpdates(self.models, algorithm, self.ledger, self.source.roles)
-        self.engine = make_engine(self.models.player, [self.chat.end_of_turn], self.width, self.max_length)
         self.labels = Labels(self.seed, policy.hash, params_hash(self.rl), stream=f"rl@{context.domain}")
         self.player = Player(*(self.models, self.engine, self.chat, self.pool, self.labels), self.width, self.max_length)
         self.plan = algorithm.plan(policy.model.config.vocab_size)

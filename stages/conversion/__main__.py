@@ -1,0 +1,57 @@
+"""`python -m stages.conversion SETTINGS`: convert narrow calls of a served model to small models; docs/conversion.md."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from stages.conversion.call_log import read_calls
+from stages.conversion.rounds import convert
+from stages.conversion.router import CallRouter
+from stages.conversion.settings import Conversion
+from stages.runtime.command import command
+from stages.runtime.validation import ParamsError, explain, parse_yaml
+
+
+def load_settings(path: Path) -> Conversion:
+    """Raises ParamsError for a file that is missing or has invalid values."""
+    try:
+        return Conversion.model_validate(parse_yaml(path.read_bytes(), path))
+    except FileNotFoundError as error:
+        raise ParamsError(f"{path} does not exist; copy examples/conversion.yaml") from error
+    except ValidationError as error:
+        raise ParamsError(explain(error, Conversion, path.name)) from error
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m stages.conversion", description=__doc__)
+    parser.add_argument("settings", type=Path, help="a YAML file; see examples/conversion.yaml")
+    parser.add_argument("--answer", type=Path, metavar="FILE", help="route the calls of another log instead, as lines of JSON")
+    options, root = parser.parse_args(argv), Path.cwd()
+    try:
+        settings = load_settings(options.settings)
+        if options.answer is None:
+            report = convert(settings, root)
+            why = f" ({report['why']})" if "why" in report else ""
+            share, cost = report["replaceable_share"], report["cost_per_call"]
+            print(f"{report['status']}{why}: replaceable share {share:.1%}, cost of a call {cost:.1%} of the large model's")
+            return 0
+        calls = read_calls(options.answer)
+        routed = CallRouter.load(root / settings.out).route(calls, settings.max_length, settings.max_tokens)
+        for call, one in zip(calls, routed, strict=True):
+            text = None if one.answer is None else one.answer.text
+            print(json.dumps({"trace": call["trace"], "call": call["call"], "by": one.by, "answer": text}))
+    except (ParamsError, ValueError, OSError) as error:
+        print(f"conversion: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

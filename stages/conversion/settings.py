@@ -1,0 +1,120 @@
+"""Settings of a conversion, a YAML file of its own: docs/conversion.md."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from stages.runtime.validation import Count, NonNegative, Positive, Section, Share
+
+Kind = Literal["email", "phone", "card", "ip", "name"]
+
+
+class CurateCalls(Section):
+    """S2: which calls of the log are kept."""
+
+    min_examples: Count = 10_000
+    """Fewer rows are not converted; the paper's rule of thumb is 10,000 to 100,000."""
+    max_examples: Count = 100_000
+    pii: list[Kind] = ["email", "phone", "card", "ip", "name"]
+    """Personal data that is masked; a row that still has some makes the run fail."""
+    names: list[str] = []
+    """Names of people to mask: there is no recognition of names."""
+    dedup_jaccard: Annotated[float, Field(gt=0.0, le=1.0)] = 0.9
+    """Prompts and answers with this similarity of 5-word shingles are duplicates; the first is kept."""
+    keep_outcome: Literal["success", "all"] = "success"
+    """success: failures are not trained on; they stay in the validation and test parts."""
+
+
+class ClusterCalls(Section):
+    """S3: unsupervised clusters of calls."""
+
+    k: Count | None = None
+    """null: the number in k_range with the highest mean silhouette."""
+    k_range: tuple[Count, Count] = (2, 20)
+    min_cluster: Count = 500
+    """Smaller clusters stay with the large model."""
+    seed: Annotated[int, Field(ge=0)] = 42
+
+    @model_validator(mode="after")
+    def _ordered(self) -> ClusterCalls:
+        if not 2 <= self.k_range[0] <= self.k_range[1]:
+            raise ValueError(f"k_range {list(self.k_range)} must be [from, to] with 2 <= from <= to")
+        return self
+
+
+class Candidate(Section):
+    """A small model that may serve a cluster."""
+
+    path: str
+    """A `save_pretrained` folder."""
+    licence: str = "apache-2.0"
+
+
+class SelectModel(Section):
+    """S4: the cheapest model that is good enough."""
+
+    candidates: dict[str, Candidate] = {}
+    max_params: Positive = 10e9
+    max_latency_ms: Positive = 1000.0
+    """Mean time of a call on this machine."""
+    licence_allow: list[str] = ["mit", "apache-2.0"]
+    tolerance: NonNegative = 0.02
+    """Behind the best candidate's score on validation calls."""
+
+
+class Specialise(Section):
+    """S5: training of a cluster's specialist."""
+
+    epochs: Count = 4
+    learning_rate: Positive = 1e-3
+    batch_tokens: Count = 2048
+    kd_weight: Share = 0.5
+    """lambda: weight of the large model's distribution; 0: its answers alone. Needs the same tokenizer."""
+    kd_temperature: Positive = 1.0
+    lora_rank: Annotated[int, Field(ge=0, le=1024)] = 0
+    """0: all weights."""
+
+
+class Router(Section):
+    """S6: when a specialist answers."""
+
+    min_similarity: Share = 0.3
+    """To the nearest cluster's centroid."""
+    min_confidence: Share = 0.7
+    """Mean probability of the answer's tokens; raised for a cluster until its accepted validation calls are as good as asked."""
+    epsilon: Share = 0.02
+    """How much worse than the large model a specialist may be, by the lower bound of a paired comparison."""
+    confidence: Annotated[float, Field(gt=0.5, lt=1.0)] = 0.95
+    resamples: Count = 1000
+
+
+class Iterate(Section):
+    """S6: when a further round starts."""
+
+    every_n_calls: Count = 5000
+    fallback_rate_above: Share = 0.15
+    max_rounds: Count = 5
+
+
+class Conversion(Section):
+    """A conversion."""
+
+    log: str = "data/serving/calls.jsonl"
+    """The serving log (`python -m stages.serving --log FILE`)."""
+    key: str = ".bellwether/conversion.key"
+    """File of the key with which personal data is masked; made if it does not exist."""
+    teacher: str = "data/models/merged"
+    """The large model."""
+    out: str = "data/conversion"
+    max_length: Count = 640
+    max_tokens: Count = 24
+    """Of an answer."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    curate: CurateCalls = CurateCalls()
+    cluster: ClusterCalls = ClusterCalls()
+    select: SelectModel = SelectModel()
+    specialise: Specialise = Specialise()
+    router: Router = Router()
+    iterate: Iterate = Iterate()

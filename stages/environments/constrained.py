@@ -1,0 +1,136 @@
+"""A domain with a constraint: its environment reads the policy's turns as the specification has them, and judges them.
+
+What the turns send (`Transcripts.commands`) reaches the domain's own environment; what violates the constraint is counted as the
+reward term `violations`, at most once in an episode, and costs `constraint.penalty`. The expert's actions are written as turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from stages.constraints.monitor import Position
+from stages.constraints.settings import Constraint
+from stages.constraints.transcript import Transcripts
+from stages.environments.protocol import Domain, Environment, Observation, Step
+from stages.records.task import Task
+
+VIOLATIONS, FULFILLED = "violations", "fulfilled"
+"""Reward terms: 1 in the turn that violates the constraint; 1 in the turn with which a formula is fulfilled."""
+
+
+class ConstrainedEnvironment:
+    """An `Environment` around another one."""
+
+    def __init__(self, environment: Environment, constraint: Constraint) -> None:
+        self.environment, self.constraint, self.rules = environment, constraint, constraint.rules
+        self.position: Position | None = self.rules.start
+        """In the formula; None after a violation."""
+
+    def reset(self, task: Task) -> Observation:
+        self.position = self.rules.start
+        return self.environment.reset(task)
+
+    def _act(self, commands: Sequence[str]) -> Step:
+        """The commands of a turn, one after the other until the episode is over, as one step."""
+        step = self.environment.step(commands[0] if commands else "")
+        for command in commands[1:]:
+            if step.done:
+                break
+            more = self.environment.step(command)
+            names = [*step.terms, *(name for name in more.terms if name not in step.terms)]
+            step = replace(
+                more,
+                observation=Observation(f"{step.observation.text}\n{more.observation.text}".strip()),
+                reward=step.reward + more.reward,
+                cost=step.cost + more.cost,
+                accepted=step.accepted and more.accepted,
+                terms={name: step.terms.get(name, 0.0) + more.terms.get(name, 0.0) for name in names},
+            )
+        return step
+
+    def step(self, action: str) -> Step:
+        judged = self.position is not None
+        reading = self.rules.read(self.position, action)
+        step = self._act(self.rules.commands(action))
+        violated = judged and bool(reading.violation)
+        terms = {**step.terms, VIOLATIONS: float(violated)}
+        self.position = reading.position
+        if isinstance(self.rules, Transcripts) and reading.position is not None:
+            after = self.rules.answered(reading.position)
+            fulfilled = self.rules.monitor.fulfilled(after if not step.done else reading.position)
+            terms[FULFILLED] = float(fulfilled)
+            self.position = after
+            if fulfilled and not step.done:
+                if self.constraint.terminate_on_restart:
+                    step = replace(step, terminated=True, observation=Observation(""))
+                else:
+                    self.position = self.rules.start
+        reward = step.reward - (self.constraint.penalty if violated else 0.0)
+        return replace(step, reward=reward, terms=terms)
+
+    def snapshot(self) -> Any:
+        return self.environment.snapshot(), self.position
+
+    def restore(self, state: Any) -> None:
+        inner, self.position = state
+        self.environment.restore(inner)
+
+    def state_key(self) -> str:
+        """The environment's, with the states that may come next."""
+        if not isinstance(self.rules, Transcripts):
+            return self.environment.state_key()
+        valid = "violated" if self.position is None else " ".join(self.rules.monitor.valid(self.position))
+        return f"{self.environment.state_key()} | {valid}"
+
+    def written(self, action: str | None) -> str | None:
+        """An action of the domain as a turn; None if the formula has no place for it."""
+        return None if action is None else self.rules.write(self.position, action)
+
+    def admissible(self) -> Sequence[str]:
+        return sorted({turn for action in self.environment.admissible() if (turn := self.written(action)) is not None})
+
+    def close(self) -> None:
+        self.environment.close()
+
+
+class ConstrainedDomain:
+    """A `Domain` around another one, whose optional methods it has, too."""
+
+    def __init__(self, domain: Domain, constraint: Constraint) -> None:
+        self.domain, self.constraint = domain, constraint
+        self.name, self.settings = domain.name, domain.settings
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in ("domain", "constraint"):
+            raise AttributeError(name)
+        found = getattr(self.domain, name)
+        if name == "answer":
+            return lambda action: self._answer(found, action)
+        if name in ("solution", "quality"):
+            return lambda task, actions: self._solution(found, task, actions)
+        return found
+
+    def _commands(self, turn: str) -> list[str]:
+        return self.constraint.rules.commands(turn)
+
+    def _answer(self, answer: Any, action: str) -> Any:
+        commands = self._commands(action)
+        return answer(commands[-1]) if commands else None
+
+    def _solution(self, method: Any, task: Task, actions: Sequence[str]) -> Any:
+        return method(task, [command for action in actions for command in self._commands(action)])
+
+    def make(self, folder: Path) -> ConstrainedEnvironment:
+        return ConstrainedEnvironment(self.domain.make(folder), self.constraint)
+
+    def expert(self, environment: Environment) -> str | None:
+        assert isinstance(environment, ConstrainedEnvironment)
+        return environment.written(self.domain.expert(environment.environment))
+
+    def returns(self) -> tuple[float, float]:
+        """The smallest and the largest return, the penalty included."""
+        low, high = self.domain.returns() if hasattr(self.domain, "returns") else (0.0, 1.0)
+        return low - self.constraint.penalty, high

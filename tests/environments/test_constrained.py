@@ -1,0 +1,125 @@
+"""Domains with a constraint: turns of the specification reach the domain's environment, and violations are counted once."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stages.curation.demonstrations import DemonstrationPlan, demonstrate
+from stages.curation.imports import Importer
+from stages.curation.settings import Curate
+from stages.environments.constrained import ConstrainedDomain, ConstrainedEnvironment
+from stages.environments.registry import load_domain, returns_of
+from stages.params import check_domains, parse_params
+from stages.records.task import Task
+from stages.runtime.validation import ParamsError
+
+
+def open_search(folder: Path, **constraint: Any) -> tuple[ConstrainedDomain, ConstrainedEnvironment, Task]:
+    domain = load_domain("search", {"max_turns": 6, "constraint": constraint})
+    assert isinstance(domain, ConstrainedDomain)
+    task = domain.build(list(domain.recipes(2, 0)), folder, 1)[0]
+    environment = domain.make(folder)
+    environment.reset(task)
+    return domain, environment, task
+
+
+def test_expert_plays_in_the_specifications_words(tmp_path: Path):
+    domain, environment, task = open_search(tmp_path, spec="react")
+    plan = DemonstrationPlan(Curate(expert_demonstrations=1, noisy_demonstrations=2, noise=0.4), 0, 640)
+    made = demonstrate(domain, environment, task, plan)
+    assert made.episodes
+    for episode in made.episodes:
+        assert episode.success
+        assert [turn.action.split(" ")[0] for turn in episode.turns] == ["[Thought]"] * (len(episode.turns) - 1) + ["[Final"]
+        assert (episode.reward_terms["violations"], episode.reward_terms["fulfilled"]) == (0.0, 1.0)
+
+
+def test_violations_count_once_and_cost_the_penalty(tmp_path: Path):
+    domain, environment, _ = open_search(tmp_path, spec="search_then_answer", enforcement="report_only", penalty=0.25)
+    assert returns_of(domain) == (-0.25, 1.0)
+    first = environment.step("search Kelmar")
+    assert (first.reward, first.terms["violations"], first.terms["fulfilled"]) == (0.0, 0.0, 0.0)
+    second = environment.step("look around")
+    assert (second.reward, second.accepted, second.terms["violations"]) == (-0.25, False, 1.0)
+    assert "fulfilled" not in second.terms
+    third = environment.step("look around")
+    assert (third.reward, third.terms["violations"]) == (0.0, 0.0)
+
+
+def test_fulfilled_formula_ends_the_episode_or_begins_anew(tmp_path: Path):
+    spec = tmp_path / "one.sexp"
+    spec.write_text('(states (q env) (search "search" turn) (r env)) (behaviour (next q search r))')
+    _, environment, _ = open_search(tmp_path / "end", spec=str(spec))
+    step = environment.step("search Kelmar")
+    assert (step.terminated, step.terms["fulfilled"], step.observation.text) == (True, 1.0, "")
+    _, environment, _ = open_search(tmp_path / "again", spec=str(spec), terminate_on_restart=False)
+    for _ in range(2):
+        step = environment.step("search Kelmar")
+        assert (step.terminated, step.terms["fulfilled"], step.terms["violations"]) == (False, 1.0, 0.0)
+
+
+def test_actions_of_a_plan_run_together(tmp_path: Path):
+    _, environment, task = open_search(tmp_path, spec="pass")
+    name = task.prompt.split()[-1].rstrip("?")
+    step = environment.step(f"[Plan] x\n[Action] search {name}\n[Action] search {name} heir")
+    assert len(step.observation.text.splitlines()) == 2
+    assert (step.cost, step.terms["violations"]) == (2.0, 0.0)
+    assert environment.step("[Final Thought] y\n[Answer] nobody").terminated
+
+
+def test_snapshots_keep_the_place_in_the_formula(tmp_path: Path):
+    domain, environment, task = open_search(tmp_path, spec="react")
+    start = environment.snapshot()
+    turn = domain.expert(environment)
+    assert turn is not None
+    key = environment.state_key()
+    environment.step(turn)
+    environment.restore(start)
+    assert environment.state_key() == key
+    assert environment.step(turn).terms["violations"] == 0.0
+    copy = pickle.loads(pickle.dumps(domain))
+    again = copy.make(tmp_path)
+    again.reset(task)
+    assert again.step(turn).terms["violations"] == 0.0
+    assert copy.answer("[Final Thought] x\n[Answer] Selat") == domain.domain.answer("answer Selat")
+    assert all(action.startswith("[") for action in environment.admissible())
+
+
+def test_imports_that_violate_are_rejected(tmp_path: Path):
+    domain, _, task = open_search(tmp_path, spec="search_then_answer")
+    assistant = [{"role": "assistant", "content": text} for text in ("look", "answer x")]
+    user = {"role": "user", "content": "q"}
+    file = tmp_path / "mine.jsonl"
+    file.write_text(json.dumps({"messages": [user, assistant[0], user, assistant[1]]}) + "\n")
+    found = Importer(domain, [task], tmp_path, 640).read(tmp_path, ["mine.jsonl"])
+    assert [one.reason for one in found.rejections] == ["violates_constraint"]
+    assert "turn 1 violates" in found.rejections[0].detail
+
+
+@pytest.mark.parametrize(
+    ("constraint", "sections", "problem"),
+    [
+        ({"spec": "reakt"}, {}, "neither a shipped specification (pass, react"),
+        ({"enforcement": "retry"}, {}, "leave rl out of apply"),
+        ({"values": {"action": []}}, {}, "values has an empty list"),
+        ({"values": {"acting": ["x"]}}, {}, "values of 'acting', which is no state of the policy"),
+        ({"kind": "regex", "spec": "("}, {}, "is not valid"),
+        ({"kind": "regex", "spec": "x", "enforcement": "rollback", "apply": ["rollout"]}, {}, "set it to mask or retry"),
+        ({}, {"model": {"thinking": {}}}, "set one of the two to null"),
+        ({}, {"resources": {"engine": {"kind": "openai"}}}, "set enforcement to retry or report_only, or kind to torch"),
+        ({}, {"evaluate": {"scaffold": {"think": "plan"}}}, "set it to none"),
+    ],
+)
+def test_invalid_settings_are_refused(constraint: dict[str, Any], sections: dict[str, Any], problem: str):
+    if constraint.get("kind") == "regex":
+        pytest.importorskip("llguidance")
+    values = {"domains": ["search"], "per_domain": {"search": {"environment": {"constraint": constraint}}}, **sections}
+    with pytest.raises(ParamsError) as caught:
+        check_domains(parse_params(values))
+    assert problem in str(caught.value)
+    assert "per_domain.search" in str(caught.value)

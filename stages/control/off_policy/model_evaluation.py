@@ -7,10 +7,11 @@ from dataclasses import fields
 import numpy as np
 import torch
 
-from stages.control.off_policy.agent import Agent, Transitions
+from stages.control.off_policy.agent import Agent
 from stages.control.off_policy.evaluation import first_episodes
 from stages.control.off_policy.imagination import Imagination
 from stages.control.off_policy.lipschitz import value_gap
+from stages.control.off_policy.replay import Transitions
 from stages.control.off_policy.settings import OffPolicy
 from stages.control.off_policy.vagram import state_loss
 from stages.control.off_policy.vector_task import VectorTask

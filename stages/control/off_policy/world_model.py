@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from stages.control.off_policy.agent import Transitions
 from stages.control.off_policy.model_settings import Dynamics
 from stages.control.off_policy.networks import Ensemble
+from stages.control.off_policy.replay import Transitions
 from stages.control.off_policy.vagram import gaussian_loss, state_loss
 
 SPREAD_BOUNDS = 0.01

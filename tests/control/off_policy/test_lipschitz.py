@@ -6,10 +6,11 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from stages.control.off_policy.agent import Agent, Transitions
+from stages.control.off_policy.agent import Agent
 from stages.control.off_policy.lipschitz import adversary, bounded, local_slopes, power_iteration, slope_penalty, value_gap
 from stages.control.off_policy.model_settings import Dynamics, Lipschitz
 from stages.control.off_policy.networks import Ensemble
+from stages.control.off_policy.replay import Transitions
 from stages.control.off_policy.settings import OffPolicy
 from stages.control.off_policy.world_model import WorldModel
 

@@ -15,10 +15,10 @@ from pydantic import ValidationError
 from torch import nn
 
 from stages.control.off_policy import training
-from stages.control.off_policy.agent import Agent, Transitions, similarity
+from stages.control.off_policy.agent import Agent, similarity
 from stages.control.off_policy.evaluation import overestimation, soft_returns
 from stages.control.off_policy.networks import Ensemble, Policy
-from stages.control.off_policy.replay import Replay
+from stages.control.off_policy.replay import Replay, Transitions
 from stages.control.off_policy.settings import OffPolicy
 from stages.control.off_policy.training import Training, run
 from stages.control.off_policy.vector_task import VectorTask
@@ -243,7 +243,7 @@ def test_bad_settings_are_refused(values: dict[str, object], message: str) -> No
     [
         ("Pendulun-v1", "Gymnasium has no Pendulun-v1"),
         ("CartPole-v1", "SAC needs a vector of bounded numbers"),
-        ("FrozenLake-v1", "needs a vector of numbers"),
+        ("Blackjack-v1", "needs a vector of numbers"),
     ],
 )
 def test_tasks_that_do_not_fit_are_refused(task: str, message: str) -> None:

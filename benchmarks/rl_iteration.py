@@ -88,7 +88,7 @@ def ours(options: Options, tasks: SearchTasks, team: Team = ALONE) -> Side:
 
 def drawn(tasks: SearchTasks, rl: Any, step: int) -> list[Any]:
     """The tasks of a step, as sampled by the stage."""
-    from stages.training.rl.curriculum import TaskSampler
+    from stages.algorithms.sources.static import TaskSampler
 
     by_id = {task.task_id: task for task in tasks.tasks}
     sampler = TaskSampler(by_id, {}, rl.curriculum, rl.tasks_per_step)

@@ -66,7 +66,7 @@ def run(context: StageContext) -> None:
     if context.shard:
         return
     policy = player.policy or load_policy(start, device=resources.device, precision=resources.precision)
-    write_table(out / "nodes.parquet", node_schema(params), forest.rows)
+    write_table(out / "nodes.parquet", node_schema(params, forest.rows), forest.rows)
     write_json(out / "costs.json", forest.total_costs)
 
     # Derive labels and pairs from the nodes.

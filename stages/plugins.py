@@ -13,12 +13,15 @@ stages.environments check NAME`.
 differences to the base; `MergeParams` is what it gets, and `combine` adds task vectors up. Check: `python -m stages.merging check
 NAME`.
 
+**Task sources** (`bellwether.task_sources`): a subclass of `TaskSource`, made with `SourceInputs`; it plays `EpisodeRequest`s.
+
 **All**: `Section` (settings: unknown keys are refused), `Count`, `Positive`, `NonNegative` and `Share` (ranges), `ParamsError`.
 Importing this imports neither torch nor transformers; import them inside functions.
 """
 
 from __future__ import annotations
 
+from stages.agent.active_episode import EpisodeRequest
 from stages.algorithms.batch import (
     Extra,
     LossTerms,
@@ -32,6 +35,7 @@ from stages.algorithms.card import Composition, OfflineLosses
 from stages.algorithms.parts.advantage import episode_advantages
 from stages.algorithms.parts.offline import OfflineBatch, OfflineSettings, Scores
 from stages.algorithms.parts.preference import PairScores
+from stages.algorithms.task_source import SourceInputs, TaskSource
 from stages.environments.base_domain import Mix, RecipeDomain, check_fields, parse_record, splits_in_turn, world_by_world
 from stages.environments.base_environment import AnsweringEnvironment, AnswerState, ValueEnvironment
 from stages.environments.protocol import Domain, DomainSettings, Environment, Observation, Step
@@ -54,6 +58,7 @@ __all__ = [
     "Domain",
     "DomainSettings",
     "Environment",
+    "EpisodeRequest",
     "Extra",
     "LossTerms",
     "MergeError",
@@ -72,9 +77,11 @@ __all__ = [
     "Scores",
     "Section",
     "Share",
+    "SourceInputs",
     "Split",
     "Step",
     "Task",
+    "TaskSource",
     "TrajectoryBatch",
     "ValueEnvironment",
     "check_fields",

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from stages import params
 from stages.algorithms.settings import Rl
 from stages.environments.registry import load_domain, open_domain
-from stages.records.episode import EPISODE_SCHEMA, Episode, TurnRecord, write_json, write_table
+from stages.records.episode import Episode, TurnRecord, episode_schema, write_json, write_table
 from stages.records.sections import seed_of
 from stages.runtime.checkpoints import Checkpoints
 from stages.runtime.stage import StageContext, stage_run
@@ -106,7 +106,7 @@ def write_outputs(
         save_policy(job.models.player, policy.tokenizer, folder)
     job.save_values(folder)
 
-    sample_schema = pa.schema([*EPISODE_SCHEMA, ("step", pa.int32()), ("advantages", pa.list_(pa.float32()))])
+    sample_schema = episode_schema(job.samples, ("step", pa.int32()), ("advantages", pa.list_(pa.float32())))
     write_table(context.data / "rl" / str(context.domain) / "samples.parquet", sample_schema, job.samples)
     job.save_tables(context.data / "rl" / str(context.domain))
     for step in sorted({sample["step"] for sample in job.samples}):

@@ -12,11 +12,13 @@ from stages.records.task import Task
 
 @dataclass(frozen=True)
 class EpisodeRequest:
-    """One episode to play. Episodes with the same `group_id` are attempts at the same task."""
+    """One episode to play. Episodes with the same `group_id` are attempts at the same task. `role`: who plays it, where roles are
+    distinguished."""
 
     task: Task
     attempt: int
     group_id: str
+    role: str = ""
 
     @property
     def episode_id(self) -> str:

@@ -43,9 +43,9 @@ def turn_key(labels: Labels, task_id: str, attempt: int, turn: int) -> int:
     return seeding.key64(labels.seed, labels.stream, task_id, attempt, turn)
 
 
-def attempts(tasks: Iterable[Task], count: int, first: int = 0) -> list[EpisodeRequest]:
+def attempts(tasks: Iterable[Task], count: int, first: int = 0, role: str = "") -> list[EpisodeRequest]:
     """`count` requests per task, in one group each, numbered from `first`."""
-    return [EpisodeRequest(task, first + index, task.task_id) for task in tasks for index in range(count)]
+    return [EpisodeRequest(task, first + index, task.task_id, role) for task in tasks for index in range(count)]
 
 
 class _Inline:
@@ -142,6 +142,7 @@ class Collector:
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
+            role=request.role,
         )
         play = ActiveEpisode(request, episode, self.pool.take())
         if group := self._rounds.group(request):
@@ -196,7 +197,7 @@ class Collector:
         if not turn.token_ids:
             self._finish(play, "context", truncated=True)
             return None
-        play.episode.append(turn.token_ids, Owner.POLICY, play.turn, turn.logprobs, turn.kept)
+        play.episode.append(turn.token_ids, turn.owners or Owner.POLICY, play.turn, turn.logprobs, turn.kept)
         if self._rounds.group(play.request):
             play.entropies.append(turn.entropies)
         return play, self.chat.read(turn.token_ids)

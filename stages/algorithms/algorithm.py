@@ -33,7 +33,7 @@ from stages.algorithms.parts.loss import LOSSES, Denominators, Loss, aggregate, 
 from stages.algorithms.parts.progress import progress_rewards
 from stages.algorithms.parts.reward import SCORED, kl_penalty, shape_rewards
 from stages.algorithms.parts.turn_critic import turn_critic_advantage
-from stages.algorithms.resolve import resolve_section
+from stages.algorithms.resolve import resolve_section, role_section
 from stages.algorithms.settings import Rl
 
 ESTIMATORS = {"gae": gae_advantage, "utterance": turn_critic_advantage, "group": advantage.group_advantage}
@@ -51,6 +51,11 @@ class Algorithm:
     @property
     def card(self) -> Card:
         return self.method.card
+
+    def of_role(self, role: str) -> Algorithm:
+        """The algorithm of a role's episodes (see `resolve.role_section`); what it remembers is in this one's state."""
+        state = self.state.setdefault(f"role {role}", self.method.state()) if self.method.state is not None else {}
+        return Algorithm(self.method, role_section(self.method, self.rl, role), state)
 
     @property
     def needs_critic(self) -> bool:

@@ -188,6 +188,16 @@ class Observed(Extra):
 
 
 @dataclass(frozen=True)
+class Written(Extra):
+    """Who wrote each token of a batch; only of one with tokens that a decoder forced, self-written evidence or guidance."""
+
+    PER_TOKEN = ("owner",)
+
+    owner: Tensor
+    """[B, T] int64: `stages.records.episode.Owner`."""
+
+
+@dataclass(frozen=True)
 class LossTerms:
     """One micro-batch's share of the loss (a scalar with gradient, summed over micro-batches) and its statistics (sums)."""
 

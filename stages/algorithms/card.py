@@ -33,6 +33,7 @@ class Composition:
     pieces: functions of its own, by part (see PIECES); `rl` is the resolved section, `rl.settings` an instance of `settings`.
         reward, group_resampling, advantage, credit: (batch, rl) -> batch; branching: rl -> stages.agent.branching.Plan;
         loss: (logprobs [b, T], batch, rl) -> per-token loss [b, T]; preference: (pairs, rl) -> loss per pair [P].
+    roles: its choices for the episodes of single roles, by role and dotted key; `rl.roles` overrides them.
     settings: the model of the keys in `rl.settings`.
     derive: (settings, values of section `rl`) -> settings, with its keys that follow from others.
     state: () -> a new dictionary for what the method remembers between steps, of tensors and JSON values. The pieces
@@ -53,6 +54,7 @@ class Composition:
     card: Card
     parts: Mapping[str, Any]
     pieces: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    roles: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     settings: type[Section] | None = None
     derive: Callable[[Any, Mapping[str, Any]], Section] | None = None
     state: Callable[[], dict[str, Any]] | None = None

@@ -12,6 +12,8 @@ from stages.algorithms.card import PIECES, Composition
 from stages.algorithms.parts.part import parts_of, refuse_idle_keys, refuse_idle_parts
 from stages.algorithms.registry import composition, learns_token_values
 from stages.algorithms.settings import Rl
+from stages.algorithms.task_source import source_class
+from stages.records.sections import deep_merge
 from stages.runtime.validation import ParamsError, explain
 
 OF_GROUPS = frozenset({"tasks_per_step", "group_size", "epochs", "minibatches", "dead_groups"})
@@ -45,8 +47,40 @@ def resolve_section(given: Rl, max_length: int | None = None) -> tuple[Compositi
     values["settings"] = settings if method.derive is None else method.derive(settings, values)
     resolved = Rl.model_validate(values)
     _check(given, resolved, method)
+    if method.data == "episodes":
+        for role in source_class(resolved.tasks.source).roles:
+            role_section(method, resolved, role)
     warm_start_of(resolved, max_length)
     return method, resolved
+
+
+ROLE_KEYS = ("advantage", "loss", "reward", "group_size", "sampling")
+"""Keys that `rl.roles` may set for a role."""
+
+
+def role_section(method: Composition, rl: Rl, role: str) -> Rl:
+    """The resolved section `rl` as it is for the episodes of a role: the method's choices for the role override it, and
+    `rl.roles` these. Raises ParamsError for keys that a role can't have or that have no effect."""
+    own = rl.roles.get(role, {})
+    if other := sorted(own.keys() - set(ROLE_KEYS)):
+        raise ParamsError(f"rl.roles.{role}.{other[0]}: a role can have its own {', '.join(ROLE_KEYS)}; remove it")
+    chosen: dict[str, Any] = {}
+    for key, value in method.roles.get(role, {}).items():
+        section, _, name = key.rpartition(".")
+        chosen = deep_merge(chosen, {section: {name: value}} if section else {name: value})
+    values = deep_merge(deep_merge(rl.model_dump(), chosen), own)
+    values |= {"settings": rl.settings, "tasks": rl.tasks}
+    try:
+        given, resolved = Rl.model_validate(own), Rl.model_validate(values)
+    except ValidationError as error:
+        raise ParamsError(explain(error, Rl, "params.yaml", f"rl.roles.{role}.")) from error
+    try:
+        refuse_idle_keys(given, resolved, method)
+        for name in ROLE_KEYS[:3]:
+            getattr(resolved, name).check(resolved, method)
+    except ParamsError as error:
+        raise ParamsError(f"rl.roles.{role}: {error}") from error
+    return resolved
 
 
 def warm_start_of(rl: Rl, max_length: int | None = None) -> tuple[Composition, Rl] | None:

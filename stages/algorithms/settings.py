@@ -27,6 +27,7 @@ from stages.algorithms.parts.references import References
 from stages.algorithms.parts.replay import Replay
 from stages.algorithms.parts.reward import Reward
 from stages.algorithms.parts.selection import Selection
+from stages.algorithms.parts.tasks import Tasks
 from stages.algorithms.parts.verifier import Verifier
 from stages.engine.settings import SamplingParams
 from stages.runtime.validation import Count, NonNegative, Positive, Section, Share
@@ -100,6 +101,11 @@ class Rl(Layered):
     preference: Preference = Preference()
     curriculum: Curriculum = Curriculum()
     selection: Selection = Selection()
+    tasks: Tasks = Tasks()
+    roles: dict[str, dict[str, Any]] = {}
+    """Role -> keys of this section with other values for the episodes of that role, such as
+    {proposer: {advantage: {mean: none}}}; which roles there are depends on tasks.source. The method chooses for each role what is
+    not set. {}: nothing is set."""
 
     @field_validator("settings")
     @classmethod

@@ -27,7 +27,7 @@ def path_episode(tree: Sequence[Row], path: Sequence[int], domain: str) -> Episo
     episode.append(root["context_ids"], Owner.PROMPT, -1)
     for turn, (before, node) in enumerate(pairwise(path)):
         row, start = tree[node], len(episode.token_ids)
-        episode.append(row["token_ids"], Owner.POLICY, turn, row["logprob"])
+        episode.append(row["token_ids"], row.get("owner") or Owner.POLICY, turn, row["logprob"])
         span = (tree[before]["state_key"], action_key(row["action"]), start, len(episode.token_ids))
         episode.turns.append(TurnRecord(row["action"], row["observation"], True, row["reward"], 0.0, *span))
         if node != path[-1]:

@@ -20,9 +20,14 @@ EXTRA_COLUMNS = pa.schema([("W2", pa.float64()), ("model_value", pa.float64()), 
 """In addition to NODE_SCHEMA, unless all nodes and values come from rollouts."""
 
 
-def node_schema(params: Annotate) -> pa.Schema:
-    """Columns of nodes.parquet."""
-    return NODE_SCHEMA if rollouts_only(params) else pa.schema([*NODE_SCHEMA, *EXTRA_COLUMNS])
+OWNER = pa.field("owner", pa.list_(pa.int8()))
+"""Per token of the action, who wrote it; null: the policy wrote all. Only of trees with tokens that it did not write."""
+
+
+def node_schema(params: Annotate, rows: Sequence[Row] = ()) -> pa.Schema:
+    """Columns of nodes.parquet with these rows."""
+    columns = NODE_SCHEMA if rollouts_only(params) else pa.schema([*NODE_SCHEMA, *EXTRA_COLUMNS])
+    return columns.append(OWNER) if any(row.get("owner") for row in rows) else columns
 
 
 def ended(row: Row) -> bool:

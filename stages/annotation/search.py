@@ -364,6 +364,7 @@ class Search:
             state_key=state_key,
             success=step.terms.get(SUCCESS_TERM),
             accepted=step.accepted,
+            owners=turn.owners,
         )
 
     def _append_edge(self, rollout: _Rollout, edge: Edge, finished: Callable[[Tree], None]) -> None:

@@ -44,6 +44,8 @@ class Edge:
     """Whether the environment understood the action."""
     success: float | None = None
     """The environment's reward term of that name, if it reports one (see `stages.records.task.succeeded`)."""
+    owners: tuple[int, ...] = ()
+    """Per token, who wrote it; empty: the policy wrote all."""
 
     def solves(self, total: float) -> bool:
         """Whether an episode of return `total` that ends with this turn solves the task."""
@@ -307,6 +309,7 @@ class Tree:
             "R": node.R,
             "R2": node.R2,
         }
+        row |= {"owner": list(node.edge.owners)} if node.edge.owners else {}
         more = {"W2": node.W2, "model_value": node.model_value, "drawn": node.drawn, "accepted": node.edge.accepted}
         return row if derived.rollouts_only(self.params) else row | more
 

@@ -96,6 +96,9 @@ class Turn:
     """With `Sampling.candidates`: -sum p log p over the most likely tokens, not renormalised, in nats."""
     kept: tuple[tuple[int, ...], ...] = ()
     """With `Sampling.kept`, where it is restricted: per token, the ids that it was drawn from, ascending."""
+    owners: tuple[int, ...] = ()
+    """Per token, who wrote it (`stages.records.episode.Owner`); empty: the policy wrote all. Log-probabilities of tokens that it
+    did not draw are 0."""
 
 
 @runtime_checkable

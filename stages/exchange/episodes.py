@@ -40,6 +40,8 @@ def about(episode: Episode) -> Row:
         "reward": episode.reward,
         "success": episode.success,
         "stop_reason": episode.stop_reason,
+        **({"role": episode.role} if episode.role else {}),
+        **({"play": episode.play, "moves": episode.moves} if episode.play else {}),
     }
 
 
@@ -57,7 +59,8 @@ def turn_rows(episode: Episode) -> Iterator[Row]:
 
 
 def token_rows(episode: Episode) -> Iterator[Row]:
-    """One row; the mask is 1 for tokens that RL would train. Raises ValueError for an episode without tokens."""
+    """One row; the mask is 1 for tokens that RL would train, and `owners` has the names of who wrote them
+    (`stages.records.episode.Owner`). Raises ValueError for an episode without tokens."""
     if not episode.token_ids:
         raise ValueError(
             f"{episode.episode_id} has no tokens: demonstrations are tokenised only for the model trained on them. "
@@ -66,7 +69,9 @@ def token_rows(episode: Episode) -> Iterator[Row]:
     own = [
         int(owner == Owner.POLICY and turn >= episode.inherited) for owner, turn in zip(episode.owner, episode.turn, strict=True)
     ]
-    yield {"input_ids": episode.token_ids, "assistant_masks": own, "logprobs": episode.logprob, **about(episode)}
+    owners = [Owner(owner).name.lower() for owner in episode.owner]
+    tokens = {"input_ids": episode.token_ids, "assistant_masks": own, "logprobs": episode.logprob, "owners": owners}
+    yield {**tokens, **about(episode)}
 
 
 def task_row(task: Task, opening: str, index: int) -> Row:

@@ -25,13 +25,29 @@ EXPERT, NOISY, IMPORTED = "expert", "noisy_expert", "imported"
 
 
 class Owner(IntEnum):
-    """Who wrote a token. RL trains on POLICY tokens, and on EXTERNAL ones that `rl.external` adds to its groups; SFT trains on
-    the POLICY tokens of demonstrations."""
+    """Who wrote a token: a record made when it is written, never found from text afterwards.
+
+    RL trains on POLICY tokens, and on EXTERNAL ones that `rl.external` adds to its groups (`TRAINED`); SFT trains on the POLICY
+    tokens of demonstrations. Tokens of the other owners condition what follows and are in no loss and no denominator.
+    """
 
     PROMPT = 0
     POLICY = 1
     ENVIRONMENT = 2
     EXTERNAL = 3
+    """Written by another agent, in a demonstration."""
+    FORCED = 4
+    """In the policy's turn, written by a decoder that left it no other token: its probability is 1 and its gradient 0."""
+    EVIDENCE = 5
+    """Drawn by the policy in the place of an observation (it answers its own search): has a log-probability."""
+    GUIDANCE = 6
+    """Advice of a teacher within an episode, which the policy reads and must not imitate."""
+
+
+TRAINED = (Owner.POLICY, Owner.EXTERNAL)
+"""Owners whose tokens RL trains on."""
+DRAWN = (Owner.POLICY, Owner.EVIDENCE)
+"""Owners whose tokens were drawn from the policy, with their log-probabilities."""
 
 
 @dataclass
@@ -87,6 +103,13 @@ class Episode:
     """The episode from which this one branched; "" if it did not branch."""
     inherited: int = 0
     """Number of turns inherited from `parent`; they were played, and their cost counted, once."""
+    role: str = ""
+    """Whose turns these are, such as "proposer" or "solver"; "" where no roles are distinguished. An episode is what one role
+    reads and writes."""
+    play: str = ""
+    """Where several roles act in one run of an environment, each has an episode of its own: the id that these share."""
+    moves: list[int] = field(default_factory=list)
+    """With `play`: the place of each turn among all turns of the play, from 0."""
     kept: list[Sequence[int]] = field(default_factory=list, metadata={"stored": False})
     """Per token, those that it was drawn from where top-k or top-p left only some, for training; empty for other tokens. Shorter
     than `token_ids` if the last ones have none. Not a column of the table."""
@@ -94,17 +117,21 @@ class Episode:
     def append(
         self,
         token_ids: Sequence[int],
-        owner: Owner,
+        owner: Owner | Sequence[int],
         turn: int,
         logprobs: Sequence[float] | None = None,
         kept: Sequence[Sequence[int]] = (),
     ) -> None:
-        """Add tokens. `logprobs` is required for POLICY tokens unless they come from a demonstration (then 0)."""
+        """Add tokens. owner: of all, or one for each; `logprobs` is required for tokens drawn from the policy. Raises ValueError
+        if there are not as many owners as tokens."""
+        owners = [int(owner)] * len(token_ids) if isinstance(owner, Owner) else [int(one) for one in owner]
+        if len(owners) != len(token_ids):
+            raise ValueError(f"{len(owners)} owners of {len(token_ids)} tokens; name one for each token")
         if kept:
             self.kept += [()] * (len(self.token_ids) - len(self.kept))
             self.kept += kept
         self.token_ids.extend(token_ids)
-        self.owner.extend([int(owner)] * len(token_ids))
+        self.owner.extend(owners)
         self.logprob.extend(logprobs if logprobs is not None else [0.0] * len(token_ids))
         self.turn.extend([turn] * len(token_ids))
 
@@ -164,6 +191,16 @@ EPISODE_SCHEMA = pa.schema(
         ("inherited", pa.int32()),
     ]
 )
+ROLE_COLUMNS = [("role", pa.string()), ("play", pa.string()), ("moves", pa.list_(pa.int32()))]
+"""Columns that a table of episodes has only if one of them has a role."""
+
+
+def episode_schema(rows: Iterable[Mapping[str, Any]], *further: tuple[str, pa.DataType]) -> pa.Schema:
+    """EPISODE_SCHEMA, then ROLE_COLUMNS if a row has a role, then `further` columns."""
+    roles = ROLE_COLUMNS if any(row.get("role") for row in rows) else []
+    return pa.schema([*EPISODE_SCHEMA, *roles, *further])
+
+
 TASK_SCHEMA = pa.schema(
     [
         ("task_id", pa.string()),
@@ -262,7 +299,7 @@ def _stored(record: Episode | TurnRecord) -> dict[str, Any]:
 
 
 def episode_row(episode: Episode) -> dict[str, Any]:
-    """A row of EPISODE_SCHEMA."""
+    """A row of EPISODE_SCHEMA and ROLE_COLUMNS, which are written if the table has them (`episode_schema`)."""
     row = _stored(episode)
     row["turns"] = [_stored(turn) for turn in episode.turns]
     row["reward_terms"] = json.dumps(episode.reward_terms, sort_keys=True)
@@ -276,9 +313,9 @@ def row_succeeded(row: Mapping[str, Any]) -> bool:
 
 
 def write_episodes(path: Path | str, episodes: Iterable[Episode]) -> None:
-    """Write episodes, sorted by id, as rows of EPISODE_SCHEMA."""
-    ordered = sorted(episodes, key=lambda episode: episode.episode_id)
-    write_table(path, EPISODE_SCHEMA, (episode_row(episode) for episode in ordered))
+    """Write episodes, sorted by id, as rows of `episode_schema`."""
+    rows = [episode_row(episode) for episode in sorted(episodes, key=lambda episode: episode.episode_id)]
+    write_table(path, episode_schema(rows), rows)
 
 
 def read_episodes(path: Path | str) -> list[Episode]:

@@ -55,6 +55,7 @@ ADDED: Mapping[str, Any] = {
     "imitation": {"ratio": 0.0, "coef": 1.0, "capacity": 20_000},
     "reannotate": {"every": 0, "annotate": {}},
     "observation": {"coef": 0.0},
+    "roles": {},
 }
 """Keys that are left out of hashes while they have this value, their default: adding them changed no hash."""
 
@@ -64,8 +65,8 @@ REWARDED_BY = {"judge": "judge", "references": "references", "verifier": "verifi
 
 
 def _without_idle(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Section `rl` without the keys of REWARDED_BY that have no effect; where it is not resolved, without those of which nothing
-    is set. Other mappings as they are."""
+    """Section `rl` without the keys of REWARDED_BY that have no effect (where it is not resolved, without those of which nothing
+    is set), and without the default source of tasks. Other mappings as they are."""
     reward = values.get("reward")
     if not isinstance(reward, Mapping):
         return values
@@ -75,7 +76,8 @@ def _without_idle(values: Mapping[str, Any]) -> Mapping[str, Any]:
         unset = isinstance(held, Mapping) and all(value is None for value in held.values())
         return key in REWARDED_BY and isinstance(held, Mapping) and kind != REWARDED_BY[key] and (kind is not None or unset)
 
-    return {key: value for key, value in values.items() if not idle(key)}
+    static = isinstance(tasks := values.get("tasks"), Mapping) and tasks.get("source") in (None, "static")
+    return {key: value for key, value in values.items() if not idle(key) and not (static and key == "tasks")}
 
 
 def _hashed(values: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stages.records.episode import Owner
+from stages.records.episode import DRAWN
 from stages.reporting.inputs import ROLLOUTS, Inputs
 from stages.reporting.kept import Run, Success, Work
 
@@ -53,7 +53,7 @@ def work(inputs: Inputs) -> dict[str, Work]:
     found["sft"] = Work(steps=_at(inputs.sft, "steps"), trained_tokens=_trained(inputs.sft))
     for domain, given in inputs.domains.items():
         rows = given.episodes.get(ROLLOUTS, [])
-        sampled = sum(owner == Owner.POLICY for row in rows for owner in row["owner"])
+        sampled = sum(owner in DRAWN for row in rows for owner in row["owner"])
         found[f"rollout@{domain}"] = Work(episodes=_at(given.rollout, "episodes"), sampled_tokens=sampled or None)
     for domain, given in inputs.domains.items():
         found[f"annotate@{domain}"] = Work(

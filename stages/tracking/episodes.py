@@ -29,5 +29,8 @@ def trace_of(row: Mapping[str, Any]) -> dict[str, Any]:
         "prompt": messages[0]["content"] if messages else "",
         "turns": turns,
         "outcome": {"reward": row["reward"], "success": outcome(row) == "success", "stop_reason": row["stop_reason"]},
-        "tags": {"episode": row["episode_id"], "task": row["task_id"], "domain": row["domain"], "outcome": outcome(row)},
+        "tags": {
+            **{"episode": row["episode_id"], "task": row["task_id"], "domain": row["domain"], "outcome": outcome(row)},
+            **{key: row[key] for key in ("role", "play") if row.get(key)},
+        },
     }

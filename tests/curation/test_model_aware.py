@@ -6,8 +6,9 @@ import pytest
 
 from stages.algorithms.parts.curriculum import Curriculum
 from stages.algorithms.parts.selection import Selection
+from stages.algorithms.sources.static import TaskSampler
 from stages.curation.model_aware import bucket, histogram, shares
-from stages.training.rl.curriculum import TaskSampler, selected
+from stages.training.rl.curriculum import selected
 
 MEASURED = {"a": 0.0, "b": 2 / 8, "c": 3 / 8, "d": 6 / 8, "e": 1.0, "f": 1 / 8}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stages.algorithms.parts.curriculum import Curriculum
-from stages.training.rl.curriculum import RATE, TaskSampler
+from stages.algorithms.sources.static import RATE, TaskSampler
 
 
 def test_tasks_of_medium_difficulty_are_drawn_most_often():

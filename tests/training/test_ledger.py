@@ -64,3 +64,22 @@ def test_incomplete_epoch_can_be_resumed_and_closed():
     assert again.policy_tokens == 2
     with pytest.raises(RuntimeError, match="not open"):
         again.close()
+
+
+def test_forced_evidence_and_guidance_are_counted_and_never_trained():
+    owner = torch.tensor([[0, 1, 1, 4, 4, 5], [0, 1, 2, 6, 0, 0]])
+    mask = owner == 1
+    ledger = Ledger()
+    for _ in range(2):
+        ledger.open(mask, owner=owner)
+        ledger.record(torch.tensor([0, 1]), mask)
+        ledger.close()
+    found = ledger.metrics()
+    assert found["ledger/policy_tokens_trained"] == 6
+    assert {name: count for name, count in found.items() if name.endswith("untrained")} == {
+        "ledger/forced_tokens_untrained": 4,
+        "ledger/evidence_tokens_untrained": 2,
+        "ledger/guidance_tokens_untrained": 2,
+    }
+    with pytest.raises(RuntimeError, match="1 evidence tokens are among those to train"):
+        ledger.open(mask | (owner == 5), owner=owner)

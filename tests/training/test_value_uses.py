@@ -18,11 +18,12 @@ from stages.agent.policy import load_policy
 from stages.algorithms.algorithm import resolve
 from stages.algorithms.parts.turn_critic import TurnCritic
 from stages.algorithms.settings import Rl
+from stages.algorithms.sources.static import TaskSampler
 from stages.runtime.resources import Resources
 from stages.training.common.batches import trajectory_batch, turn_boundaries
 from stages.training.common.loop import make_processes
 from stages.training.rl import online
-from stages.training.rl.curriculum import TaskSampler, first_values
+from stages.training.rl.curriculum import first_values
 from stages.training.rl.models import Models
 from stages.values.settings import HeadParams
 from stages.values.step_value import StepValueModel

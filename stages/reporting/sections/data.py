@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stages.records.episode import row_succeeded
+from stages.records.episode import Owner, row_succeeded
 from stages.reporting.blocks import (
     Block,
     Drawing,
@@ -127,6 +127,21 @@ def _rollout_figures(domain: str, index: int, given: DomainInputs) -> list[Drawi
     ]
 
 
+def owner_table(domain: str, given: DomainInputs) -> Table | None:
+    """Tokens per episode by who wrote them, of each source; None if there are only tokens of prompt, policy and environment."""
+    counts = {source: Counter(int(owner) for row in rows for owner in row["owner"]) for source, rows in given.episodes.items()}
+    owners = sorted({owner for of_source in counts.values() for owner in of_source})
+    if not owners or owners[-1] <= Owner.ENVIRONMENT:
+        return None
+    rows = [
+        [source, number(len(given.episodes[source]))]
+        + [f"{of_source[owner] / max(len(given.episodes[source]), 1):.1f}" for owner in owners]
+        for source, of_source in counts.items()
+    ]
+    header = ("source", "episodes", *(Owner(owner).name.lower() for owner in owners))
+    return Table(f"Tokens per episode of {domain} by who wrote them; RL trains on policy and external ones", header, rows)
+
+
 def rollout_section(inputs: Inputs) -> Section:
     section = Section("rollouts", "Rollouts of the fine-tuned policy", ROLLOUT_INTRO)
     curves: dict[str, dict[int, float]] = {}
@@ -142,6 +157,8 @@ def rollout_section(inputs: Inputs) -> Section:
                 curves[domain] = curve
             numbers += all_numbers(given.rollout, f"reports/rollout/{domain}.json")
         drawings += _rollout_figures(domain, index, given)
+        if (owners := owner_table(domain, given)) is not None:
+            numbers.append(owners)
     drawings = drawings[::2] + drawings[1::2]  # figures of one kind side by side
     if curves:
         caption = "pass@k of the fine-tuned policy on its training tasks."

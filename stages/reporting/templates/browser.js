@@ -4,7 +4,7 @@
   var data = JSON.parse(document.getElementById("episode-data").textContent);
   var form = root.querySelector("form"), list = root.querySelector(".list"), tip = root.querySelector(".tip");
   var content = root.querySelector(".content"), facts = root.querySelector(".facts"), key = root.querySelector(".key");
-  var OWNERS = [["prompt", "--base"], ["policy", "--sft"], ["environment", "--domain1"], ["external", "--domain3"]];
+  var OWNERS = [["prompt", "--base"], ["policy", "--sft"], ["environment", "--domain1"], ["external", "--domain3"], ["forced", "--domain2"], ["evidence", "--merged"], ["guidance", "--domain0"]];
   var MARKS = page.MARKS, element = page.element, format = page.format;
   var FILTERS = ["domain", "source", "outcome", "stop", "count", "refusals", "pick"];
   var view = "chat", shown = [], current = null, tokens = [], marked = -1, turn = 0;

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from stages.algorithms.batch import Observed, TrajectoryBatch, TurnTerms
+from stages.algorithms.batch import Observed, TrajectoryBatch, TurnTerms, Written
 from stages.records.episode import Episode, Owner
 from stages.training.common.kept import with_kept
 from stages.training.common.step_keys import step_keys, tools_called
@@ -73,7 +73,10 @@ def trajectory_batch(episodes: Sequence[Episode]) -> TrajectoryBatch:
         tools=torch.tensor([tools_called(episode) for episode in episodes]),
     )
     observed = Observed(owner == int(Owner.ENVIRONMENT))
-    return with_kept(batch.with_extra(step_keys(episodes, width), observed, turn_terms(episodes, width)), episodes)
+    batch = batch.with_extra(step_keys(episodes, width), observed, turn_terms(episodes, width))
+    if bool((owner > int(Owner.EXTERNAL)).any()):
+        batch = batch.with_extra(Written(owner))
+    return with_kept(batch, episodes)
 
 
 def turn_terms(episodes: Sequence[Episode], width: int) -> TurnTerms:

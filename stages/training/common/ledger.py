@@ -8,6 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stages.records.episode import Owner
+
+UNTRAINED = {"forced": Owner.FORCED, "evidence": Owner.EVIDENCE, "guidance": Owner.GUIDANCE}
+"""Metric -> the owner of tokens that are never trained, and counted where there are some."""
+
 
 class Ledger:
     """Opened with the mask of an epoch's trained tokens, informed of every row that is trained, closed at the epoch's end."""
@@ -23,6 +28,8 @@ class Ledger:
         """Tokens of the environment trained so far on purpose (rl.observation)."""
         self.dropped_tokens = 0
         """Policy tokens skipped on purpose: those of dropped groups."""
+        self.untrained_tokens: dict[str, int] = {}
+        """Tokens so far of each owner in UNTRAINED, in every epoch."""
         self._expected: Tensor | None = None
         self._external: Tensor | None = None
         self._observed: Tensor | None = None
@@ -33,18 +40,30 @@ class Ledger:
         return self._counts is not None
 
     def open(
-        self, mask: Tensor, dropped: Tensor | None = None, external: Tensor | None = None, observed: Tensor | None = None
+        self,
+        mask: Tensor,
+        dropped: Tensor | None = None,
+        external: Tensor | None = None,
+        observed: Tensor | None = None,
+        owner: Tensor | None = None,
     ) -> None:
         """Begin an epoch over the tokens in `mask` [B, T] bool.
 
         dropped: [B] bool, rows skipped on purpose. external: [B, T] bool, tokens of the mask that the policy did not write.
-        observed: [B, T] bool, tokens beside the mask that are trained, too: the environment's.
+        observed: [B, T] bool, tokens beside the mask that are trained, too: the environment's. owner: [B, T] int64, who wrote
+        each token, where some have an owner in UNTRAINED. Raises RuntimeError if one of these is among the trained tokens.
         """
         trained = mask if observed is None else mask | observed
         self._expected = trained if dropped is None else trained & ~dropped[:, None]
         self._counts = torch.zeros(mask.shape, dtype=torch.uint8)
         self._external, self._observed = external, observed
         self.dropped_tokens += int((mask & ~self._expected).sum())
+        for name, one in UNTRAINED.items() if owner is not None else ():
+            written = owner == int(one)
+            if wrong := int((written & trained).sum()):
+                raise RuntimeError(f"{wrong} {name} tokens are among those to train; this is a bug in the batch's mask")
+            if count := int(written.sum()):
+                self.untrained_tokens[name] = self.untrained_tokens.get(name, 0) + count
 
     def record(self, rows: Tensor, mask: Tensor) -> None:
         """Count the tokens in mask [b, t] bool of rows [b] int64 as trained; t are the first of the T tokens."""
@@ -83,6 +102,7 @@ class Ledger:
             "ledger/environment_tokens_trained": self.environment_tokens,
             "ledger/policy_tokens_dropped": self.dropped_tokens,
             **{f"ledger/{name}_tokens_trained": count for name, count in streams.items() if count},
+            **{f"ledger/{name}_tokens_untrained": count for name, count in self.untrained_tokens.items()},
         }
 
     def state_dict(self) -> dict[str, Any]:

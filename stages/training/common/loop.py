@@ -70,6 +70,13 @@ class Update:
     loss: Callable[[Any], Iterator[LossTerms]]
     on_tokens_trained: Callable[[Tensor, Tensor], None] | None = None
     """Called with the rows and mask of all trained tokens of all processes (`LossTerms.trained`)."""
+    role: str = ""
+    """The role whose episodes it learns from, if they are not the step's main ones."""
+
+    @property
+    def label(self) -> str:
+        """Under which the step's statistics are summed: the learner, and the role after an @."""
+        return f"{self.learner}@{self.role}" if self.role else self.learner
 
 
 class Learner:
@@ -185,7 +192,7 @@ class Job(Protocol):
         ...
 
     def finish(self, step: int, sums: Mapping[str, Sums]) -> dict[str, float]:
-        """Called after the step's updates with their statistics by learner; returns the step's row of the history."""
+        """Called after the step's updates with their statistics by `Update.label`; returns the step's row of the history."""
         ...
 
     def finished(self) -> bool:
@@ -229,7 +236,7 @@ def run_loop(
             for update in job.updates(step):
                 learner = job.learners[update.learner]
                 new = learner.update(update.micro_batches, update.loss, update.on_tokens_trained)
-                merge_sums(sums.setdefault(update.learner, Sums()), new)
+                merge_sums(sums.setdefault(update.label, Sums()), new)
             row = {"step": float(step + 1), **job.finish(step, sums)}
             history.append(row)
             for name, value in row.items():

@@ -1,24 +1,27 @@
-"""Draws each step's tasks without replacement, weighted by measured difficulty."""
+"""What the curated tasks of a run are weighted by: selection, and the step-value model's predictions."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from stages.agent.chat import Chat
 from stages.agent.environment_pool import EnvironmentPool
-from stages.algorithms.parts.curriculum import Curriculum
 from stages.algorithms.parts.selection import Selection
+from stages.algorithms.settings import Rl
+from stages.algorithms.task_source import Play, SourceInputs, TaskSource, source_class
 from stages.curation.model_aware import shares
+from stages.environments.protocol import Domain
+from stages.records.episode import read_json
 from stages.records.task import Task, opening
-from stages.seeding import stream
 from stages.training.common.batches import padded, plan_micro_batches
 from stages.training.common.processes import Processes
 from stages.values.step_value import StepValueModel
 
-RATE = 0.5
-"""Weight of a step's success rate in the running estimate of a task's success."""
+if TYPE_CHECKING:
+    from stages.runtime.stage import StageContext
 
 
 def selected(task_ids: Iterable[str], measured: Mapping[str, float], params: Selection) -> dict[str, float]:
@@ -60,57 +63,25 @@ def first_values(
     return dict(sorted(processes.gather(found)))
 
 
-class TaskSampler:
-    """Running estimates of each task's success p, which start at rollout's measurements; or, with kind `value`, of its return in
-    [0, 1], which start at the step-value model's predictions.
-
-    `difficulty` and `value` weight a task by p (1 - p) + floor: groups that always or never succeed have no signal, and the
-    variance of returns in [0, 1] with mean p is at most p (1 - p). Unmeasured tasks start at the mean of the measured ones.
-    factors: task -> factor on its weight, 1 by default. Raises ValueError if there are fewer tasks than a step draws.
-    """
-
-    def __init__(
-        self,
-        task_ids: Iterable[str],
-        measured: Mapping[str, float],
-        params: Curriculum,
-        per_step: int,
-        factors: Mapping[str, float] | None = None,
-    ) -> None:
-        self.task_ids = sorted(task_ids)
-        if len(self.task_ids) < per_step:
-            raise ValueError(
-                f"rl.tasks_per_step is {per_step}, but there are only {len(self.task_ids)} training tasks to draw from; lower "
-                f"it, or raise curate.train (with rl.selection.kind model_aware, rollout.tasks)"
-            )
-        known = [measured[task_id] for task_id in self.task_ids if task_id in measured]
-        mean = sum(known) / len(known) if known else 0.5
-        self.success = {task_id: float(measured.get(task_id, mean)) for task_id in self.task_ids}
-        self.params, self.per_step = params, per_step
-        self.factors = {task_id: (factors or {}).get(task_id, 1.0) for task_id in self.task_ids}
-
-    def weights(self) -> list[float]:
-        """Drawing weight of each task, in the order of `task_ids`."""
-        if self.params.kind == "uniform":
-            return [self.factors[task] for task in self.task_ids]
-        shares_ = (self.success[task] * (1 - self.success[task]) + self.params.floor for task in self.task_ids)
-        return [share * self.factors[task] for task, share in zip(self.task_ids, shares_, strict=True)]
-
-    def draw(self, *key: object, count: int | None = None, without: Collection[str] = ()) -> list[str]:
-        """A step's tasks, sorted: a weighted draw without replacement (largest u^(1/w), Efraimidis and Spirakis 2006) that
-        depends on `key` alone.
-
-        Tasks of weight 0 are drawn only if the others do not suffice. count: default `per_step`. without: tasks to exclude, so
-        there may be fewer than `count`.
-        """
-        rng = stream("curriculum", *key)
-        scores = [(rng.random() ** (1 / weight) if weight > 0 else -rng.random()) for weight in self.weights()]
-        order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
-        left = [self.task_ids[index] for index in order if self.task_ids[index] not in without]
-        return sorted(left[: self.per_step if count is None else count])
-
-    def observe(self, outcomes: Mapping[str, Sequence[float]]) -> None:
-        """Update the estimates of the played tasks by the mean of their outcomes (exponential moving average)."""
-        for task_id, results in outcomes.items():
-            share = sum(results) / len(results)
-            self.success[task_id] += RATE * (share - self.success[task_id])
+def make_source(
+    context: StageContext,
+    rl: Rl,
+    domain: Domain,
+    tasks: Mapping[str, Task],
+    pool: EnvironmentPool,
+    chat: Chat,
+    processes: Processes,
+    play: Play,
+    key: tuple[object, ...],
+) -> TaskSource:
+    """The source that `rl.tasks` names; `tasks`: curated ones, by id. Raises ValueError if there are too few."""
+    name = str(context.domain)
+    measured: Mapping[str, float] = read_json(context.data / "rollouts" / name / "difficulty.json")
+    factors = selected(tasks, measured, rl.selection)
+    if rl.curriculum.kind == "value":
+        drawn = [tasks[task_id] for task_id in sorted(factors)]
+        model = StepValueModel.load(context.data / "annotated" / name / "value_model", str(processes.device))
+        measured = first_values(drawn, pool, chat, model, context.params.resources.tokens_per_batch, processes)
+    worlds = context.data / "curated" / name / "worlds"
+    # A copy, since the job adds the tasks that the source makes to its own.
+    return source_class(rl.tasks.source)(SourceInputs(rl, domain, dict(tasks), worlds, factors, measured, key, play))

@@ -10,7 +10,7 @@ from typing import Any
 
 from stages.agent.chat import Chat
 from stages.environments.protocol import Environment
-from stages.records.episode import EXPERT, IMPORTED, Episode, Owner, TurnRecord
+from stages.records.episode import EXPERT, IMPORTED, TRAINED, Episode, TurnRecord
 from stages.records.task import Task, opening
 from stages.training.rl.demonstrations import as_external
 from stages.training.rl.offline_dataset import read_source
@@ -19,7 +19,6 @@ KINDS = ("real", "other", "own")
 """Ground truth; what others did; the SFT policy's own rollouts."""
 TRUSTED = (EXPERT, IMPORTED, "known")
 """Authors whose successes are ground truth, beside those of players (imported ones were replayed in the environment)."""
-_TRAINED = (int(Owner.POLICY), int(Owner.EXTERNAL))
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class OfflineEpisode:
     @classmethod
     def of(cls, episode: Episode, kind: str) -> OfflineEpisode:
         """A tokenized episode, cut after the last token of its last action."""
-        mask = [owner in _TRAINED for owner in episode.owner]
+        mask = [owner in TRAINED for owner in episode.owner]
         rewards = [0.0] * len(mask)
         for turn in episode.turns:
             if turn.end > turn.start:

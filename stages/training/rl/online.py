@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from stages.agent.active_episode import EpisodeRequest
 from stages.agent.environment_pool import EnvironmentPool, processes_beside
 from stages.agent.policy import Policy
-from stages.agent.rollout import Labels, attempts, collect
+from stages.agent.rollout import Labels, attempts
 from stages.algorithms.algorithm import Algorithm
 from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.parts.advantage import GreedyReturns
 from stages.algorithms.parts.critic import check_returns
 from stages.algorithms.parts.group_resampling import dead_groups, dead_rows
+from stages.algorithms.sources.static import StaticTasks
+from stages.algorithms.task_source import source_class
 from stages.annotation.correct_paths import correct_episodes
 from stages.engine.engine import Sampling
 from stages.engine.local_engine import make_engine
@@ -28,19 +32,20 @@ from stages.records.sections import params_hash
 from stages.training.common.batches import trajectory_batch
 from stages.training.common.loop import Sums, Update
 from stages.training.common.processes import Processes
-from stages.training.rl.curriculum import TaskSampler, first_values, selected
+from stages.training.rl.curriculum import make_source
 from stages.training.rl.demonstrations import ExternalEpisodes
 from stages.training.rl.imitation import SelfImitation
 from stages.training.rl.job import History, RlJob, window_means
 from stages.training.rl.models import Models, make_learners
 from stages.training.rl.off_policy import OffPolicy
 from stages.training.rl.offline_dataset import read_offline_dataset
+from stages.training.rl.playing import Player
 from stages.training.rl.policy_updates import PolicyUpdates, agreement, check_agreement, policy_row
 from stages.training.rl.reannotation import Reannotation
 from stages.training.rl.replay_buffer import ReplayBuffer
+from stages.training.rl.role_updates import RoleUpdates, policy_sums
 from stages.training.rl.scorers import make_scorer
 from stages.training.rl.self_teacher import SelfTeacher, solutions
-from stages.values.step_value import StepValueModel
 
 if TYPE_CHECKING:
     from stages.runtime.stage import StageContext
@@ -66,9 +71,12 @@ class OnlineJob(RlJob):
         super().__init__(context, algorithm, policy, processes, domain)
         check_returns(self.rl, *returns_of(domain))
         self.width, self.max_turns = context.params.resources.slots, domain.settings.max_turns
-        self.pool = EnvironmentPool(partial(domain.make, self.curated / "worlds"), processes_beside(context.params.resources))
+        make = partial(source_class(self.rl.tasks.source).make, domain, self.curated / "worlds")
+        self.pool = EnvironmentPool(make, processes_beside(context.params.resources))
         self.tasks = {task.task_id: task for task in read_tasks(self.curated / "tasks.parquet", "train")}
-        self.sampler = self._make_sampler()
+        key = (self.seed, f"rl@{context.domain}")
+        parts = (self.tasks, self.pool, self.chat, processes)
+        self.source = make_source(context, self.rl, domain, *parts, self.play_for_source, key)
         self.demonstrations: ExternalEpisodes | None = None
         if algorithm.external_per_group:
             demonstrations = read_episodes(self.curated / "demonstrations.parquet")
@@ -76,8 +84,10 @@ class OnlineJob(RlJob):
         self.models = Models.make(algorithm, policy.model, self.annotated, processes, self.tokens_per_batch, self.seed)
         self.learners = make_learners(self.models, self.rl)
         self.policy_updates = PolicyUpdates(self.models, algorithm, self.ledger)
+        self.role_updates = RoleUpdates(self.models, algorithm, self.ledger, self.source.roles)
         self.engine = make_engine(self.models.player, [self.chat.end_of_turn], self.width, self.max_length)
         self.labels = Labels(self.seed, policy.hash, params_hash(self.rl), stream=f"rl@{context.domain}")
+        self.player = Player(*(self.models, self.engine, self.chat, self.pool, self.labels), self.width, self.max_length)
         self.plan = algorithm.plan(policy.model.config.vocab_size)
         self.off_policy = self._make_off_policy() if algorithm.needs_turn_critic else None
         self.imitation: SelfImitation | None = None
@@ -103,6 +113,8 @@ class OnlineJob(RlJob):
         """Demonstrations in the step's groups, the last rows of its batch."""
         self.greedy: list[Episode] = []
         """Greedy episodes of the step's tasks, if they are the baseline."""
+        self.beside: list[Episode] = []
+        """Episodes that the source of tasks has played in this step."""
         self.metrics: dict[str, float] = {}
         """Metrics of the step's batch, for the history."""
         self.environment_steps = 0
@@ -110,15 +122,11 @@ class OnlineJob(RlJob):
         self.recent: list[float] = []
         """Success rates of the last RECENT steps."""
 
-    def _make_sampler(self) -> TaskSampler:
-        rl, context = self.rl, self.context
-        measured = read_json(context.data / "rollouts" / str(context.domain) / "difficulty.json")
-        factors = selected(self.tasks, measured, rl.selection)
-        if rl.curriculum.kind == "value":
-            tasks = [self.tasks[task_id] for task_id in sorted(factors)]
-            model = StepValueModel.load(self.annotated / "value_model", str(self.processes.device))
-            measured = first_values(tasks, self.pool, self.chat, model, self.tokens_per_batch, self.processes)
-        return TaskSampler(factors, measured, rl.curriculum, rl.tasks_per_step, factors)
+    @property
+    def curated_tasks(self) -> StaticTasks:
+        """The source, where parts need estimates of curated tasks."""
+        assert isinstance(self.source, StaticTasks)
+        return self.source
 
     def _environment_steps(self) -> int | None:
         """The budget of environment steps, if there is one."""
@@ -139,15 +147,22 @@ class OnlineJob(RlJob):
         started = time.monotonic()
         self.reannotate(step)
         batch = self.gather(step)
-        self.observe()
+        self.observe(step)
         collected = time.monotonic()
         prepared = self.prepare(batch, step)
+        key = (self.labels.seed, self.labels.stream, step)
+        self.role_updates.prepare(self.source.role_episodes(), step, key)
         if step in (0, self.rl.steps - 1) or self.finished():
             self.keep_samples(prepared, step)
         if self.off_policy is None:
-            key = (self.labels.seed, self.labels.stream, step)
-            updates = self.policy_updates.updates(self.policy_updates.rescored(prepared, step, key), step, key)
+            prepared = self.policy_updates.rescored(prepared, step, key)
+            first = bool(self.role_updates.batches) and self.source.roles_first
+            if first:
+                yield from self.role_updates.updates(step, key, on_policy=True)
+            updates = self.policy_updates.updates(prepared, step, key, on_policy=not first)
             yield from updates if self.imitation is None else self._with_imitation(self.imitation, updates, step, key)
+            if not first:
+                yield from self.role_updates.updates(step, key, on_policy=False)
         else:
             self.off_policy.buffer.add(self.played)
             self.metrics["replayed_turns"] = float(self.off_policy.buffer.turns)
@@ -158,14 +173,14 @@ class OnlineJob(RlJob):
     def _with_imitation(
         self, imitation: SelfImitation, updates: Iterator[Update], step: int, key: Sequence[object]
     ) -> Iterator[Update]:
-        imitation.add(self.played, self.outcome)
+        imitation.add(self.played, self.curated_tasks.outcome)
         if not self.policy_updates.policy_learns(step):
             yield from updates
             return
         count = max(1, round(self.rl.imitation.ratio * len(self.played) / (self.rl.epochs * self.rl.minibatches)))
 
         def better_by(episode: Episode) -> float:
-            return self.outcome(episode) - self.sampler.success[episode.task_id]
+            return self.curated_tasks.outcome(episode) - self.curated_tasks.sampler.success[episode.task_id]
 
         yield from imitation.join(updates, count, better_by, *key)
         self.metrics |= imitation.metrics
@@ -175,22 +190,25 @@ class OnlineJob(RlJob):
         self.tree_metrics = {}
         if self.reannotation is None or not self.reannotation.due(step):
             return
-        tasks = [self.tasks[task_id] for task_id in self.sampler.task_ids]
-        rows, self.tree_metrics = self.reannotation.grow(tasks, self.sampler.success, step)
+        sampler = self.curated_tasks.sampler
+        tasks = [self.tasks[task_id] for task_id in sampler.task_ids]
+        rows, self.tree_metrics = self.reannotation.grow(tasks, sampler.success, step)
         self.environment_steps += int(self.tree_metrics["tree_steps"])
         if self.imitation is not None:
-            self.imitation.add(correct_episodes(rows, TREE_PATHS, str(self.context.domain)), self.outcome)
+            self.imitation.add(correct_episodes(rows, TREE_PATHS, str(self.context.domain)), self.curated_tasks.outcome)
 
     def gather(self, step: int) -> TrajectoryBatch:
         """Play the step's tasks, and further ones while the algorithm lacks groups; returns their episodes and the demonstrations
         that join them as a batch with shaped rewards."""
         key: tuple[object, ...] = (self.labels.seed, self.labels.stream, step)
-        drawn = self.sampler.draw(*key)
+        self.beside = []
+        self.source.begin(step)
+        drawn = self.draw(*key)
         self.played, self.greedy = self.play(drawn, step), self.play_greedy(drawn, step)
         batch = self.shaped(drawn, step)
         rounds = 0
         for number in range(self.rl.group_resampling.rounds):
-            further = self.sampler.draw(*key, number + 1, count=self.algorithm.missing_groups(batch), without=drawn)
+            further = self.draw(*key, number + 1, count=self.algorithm.missing_groups(batch), without=drawn)
             if not further:
                 break
             rounds = number + 1
@@ -202,10 +220,16 @@ class OnlineJob(RlJob):
             shaped = self.algorithm.shape(trajectory_batch(self.greedy)).rewards.tolist()
             returns = {episode.task_id: value for episode, value in zip(self.greedy, shaped, strict=True)}
             batch = batch.with_extra(GreedyReturns(torch.tensor([returns[task_id] for task_id in batch.task_ids])))
-        self.environment_steps += sum(len(episode.played) for episode in (*self.played, *self.greedy))
+        self.environment_steps += sum(len(episode.played) for episode in (*self.played, *self.greedy, *self.beside))
         if self.rl.group_resampling.kind == "resample":
             batch = batch.with_metrics(resampling_rounds=float(rounds))
         return self.algorithm.resample(batch, *key)
+
+    def draw(self, *key: object, count: int | None = None, without: Sequence[str] = ()) -> list[str]:
+        """The ids of the source's next tasks, which are in `tasks` from then on."""
+        found = self.source.draw(*key, count=count, without=without)
+        self.tasks |= {task.task_id: task for task in found}
+        return [task.task_id for task in found]
 
     def shaped(self, drawn: Sequence[str], step: int) -> TrajectoryBatch:
         """The played episodes and the demonstrations of the drawn tasks, as a batch with shaped rewards."""
@@ -227,32 +251,25 @@ class OnlineJob(RlJob):
     def play(self, task_ids: Sequence[str], step: int, greedy: bool = False) -> list[Episode]:
         """Play `group_size` episodes of each task, less the demonstrations that join its group, or one greedy episode, with the
         current weights. The processes share the tasks; each returns all episodes, sorted by id."""
-        self.models.refresh_player()
         size = 1 if greedy else self.rl.group_size
         requests = []
-        for task_id in task_ids[self.processes.index :: self.processes.count]:
+        for task_id in task_ids:
             external = 0 if greedy or self.demonstrations is None else self.demonstrations.count(task_id)
-            requests += attempts([self.tasks[task_id]], size - external, first=step * size)
+            requests += attempts([self.tasks[task_id]], size - external, step * size, self.source.main_role)
         sampling = Sampling(**{**self.rl.sampling.model_dump(), **({"temperature": 0.0} if greedy else {})}, kept=True)
-        episodes = collect(
-            *(self.engine, self.chat, self.pool, requests, sampling, self.labels),
-            max_length=self.max_length,
-            max_turns=self.algorithm.turn_limit(step, self.max_turns),
-            width=self.width,
-            plan=None if greedy else self.plan,
-        )
-        return sorted(self.processes.gather(episodes), key=lambda episode: episode.episode_id)
+        max_turns = self.algorithm.turn_limit(step, self.max_turns)
+        return self.player.play(requests, sampling, max_turns, None if greedy else self.plan)
 
-    def outcome(self, episode: Episode) -> float:
-        """What the curriculum's estimates are of: the episode's success, or its return where a step-value model started them."""
-        return episode.reward if self.rl.curriculum.kind == "value" else float(episode.success)
+    def play_for_source(self, requests: Sequence[EpisodeRequest], sampling: Sampling | None = None) -> list[Episode]:
+        """See `SourceInputs.play`."""
+        given = Sampling(**self.rl.sampling.model_dump()) if sampling is None else sampling
+        episodes = self.player.play(requests, replace(given, kept=True))
+        self.beside += episodes
+        return episodes
 
-    def observe(self) -> None:
-        """Update the curriculum with the tasks' outcomes."""
-        outcomes: dict[str, list[float]] = {}
-        for episode in self.played:
-            outcomes.setdefault(episode.task_id, []).append(self.outcome(episode))
-        self.sampler.observe(outcomes)
+    def observe(self, step: int) -> None:
+        """Tell the source how its tasks ended."""
+        self.source.observe(step, self.played)
         success = sum(episode.success for episode in self.played) / len(self.played)
         self.recent = [*self.recent, success][-RECENT:]
 
@@ -277,15 +294,18 @@ class OnlineJob(RlJob):
         return batch
 
     def keep_samples(self, batch: TrajectoryBatch, step: int) -> None:
-        """Keep the step's episodes with their advantages, for the report."""
-        assert batch.advantages is not None
-        for row, episode in enumerate(self.played):
-            advantages = batch.advantages[row, : len(episode.token_ids)].tolist()
-            self.samples.append({**episode_row(episode), "step": step + 1, "advantages": advantages})
+        """Keep the step's episodes with their advantages, for the report; those of other roles after the main ones."""
+        kept = [(batch, self.played)]
+        kept += [(own, self.role_updates.episodes[role]) for role, own in self.role_updates.batches.items()]
+        for prepared, episodes in kept:
+            assert prepared.advantages is not None
+            for row, episode in enumerate(episodes):
+                advantages = prepared.advantages[row, : len(episode.token_ids)].tolist()
+                self.samples.append({**episode_row(episode), "step": step + 1, "advantages": advantages})
 
     def finish(self, step: int, sums: Mapping[str, Sums]) -> dict[str, float]:
         count = len(self.played)
-        mismatch = agreement(sums.get("policy", {}))
+        mismatch = agreement(policy_sums(sums))
         check_agreement(mismatch, self.context.params.resources.precision, step)
         self.logprob_mismatch = {name: max(self.logprob_mismatch.get(name, 0.0), value) for name, value in mismatch.items()}
         for name, value in {**self.ledger.metrics(), **{f"ledger/{name}": value for name, value in mismatch.items()}}.items():
@@ -299,15 +319,17 @@ class OnlineJob(RlJob):
             "policy_tokens": sum(episode.policy_tokens for episode in self.played) / count,
             "truncated": sum(episode.truncated for episode in self.played) / count,
             "kl": self.metrics.pop("kl"),
-            "episodes": float(count + len(self.greedy)),
+            "episodes": float(count + len(self.greedy) + len(self.beside)),
             "environment_steps": self.tree_metrics.get("tree_steps", 0.0)
-            + sum(len(episode.played) for episode in (*self.played, *self.greedy)),
-            "tool_calls": sum(turn.cost for episode in (*self.played, *self.greedy) for turn in episode.played),
+            + sum(len(episode.played) for episode in (*self.played, *self.greedy, *self.beside)),
+            "tool_calls": sum(turn.cost for episode in (*self.played, *self.greedy, *self.beside) for turn in episode.played),
             "branches": sum(bool(episode.parent) for episode in self.played) / count,
             "endings": distinct_endings(self.played),
             "lr": self.learners["policy"].schedule(max(0, self.learners["policy"].updates - 1)),
             **policy_row(sums),
             **dict(sorted(self.metrics.items())),
+            **self.role_updates.row(sums),
+            **self.source.metrics(),
         }
 
     def finished(self) -> bool:
@@ -331,6 +353,7 @@ class OnlineJob(RlJob):
             **self.logprob_mismatch,
             **self.ledger.metrics(),
             **(self.scorer.report() if self.scorer else {}),
+            **self.source.report(),
         }
 
     def save_tables(self, folder: Path) -> None:
@@ -345,7 +368,7 @@ class OnlineJob(RlJob):
     def state_dict(self) -> dict[str, Any]:
         return {
             **super().state_dict(),
-            "success": self.sampler.success,
+            "source": self.source.state_dict(),
             "samples": self.samples,
             "logprob_mismatch": self.logprob_mismatch,
             "environment_steps": self.environment_steps,
@@ -358,7 +381,7 @@ class OnlineJob(RlJob):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self.sampler.success = state["success"]
+        self.source.load_state_dict(state["source"])
         self.samples, self.logprob_mismatch = state["samples"], state["logprob_mismatch"]
         self.environment_steps, self.recent = state["environment_steps"], state["recent"]
         if self.off_policy:

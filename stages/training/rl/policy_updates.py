@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stages.agent.logprobs import score_tokens
 from stages.algorithms.algorithm import Algorithm
-from stages.algorithms.batch import LossTerms, TrajectoryBatch
+from stages.algorithms.batch import LossTerms, TrajectoryBatch, Written
 from stages.algorithms.parts.group_resampling import forward_rows
 from stages.algorithms.parts.loss import Denominators, denominators
 from stages.seeding import permutation
@@ -81,7 +81,8 @@ class PolicyUpdates:
         for epoch in range(rl.epochs):
             if policy_learns:
                 observed = observed_tokens(batch) if rl.observation.coef else None
-                self.ledger.open(batch.mask, dropped, batch.external, observed)
+                written = batch.get(Written)
+                self.ledger.open(batch.mask, dropped, batch.external, observed, None if written is None else written.owner)
             for rows in self._minibatches(batch, epoch, key):
                 total = denominators(batch.rows(torch.tensor(rows)), self.algorithm.rl.loss.constant_length)
                 critic_rows = [row for row in rows if row in valued]

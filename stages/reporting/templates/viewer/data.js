@@ -2,7 +2,7 @@
 const viewer = (function () {
   "use strict";
   const index = JSON.parse(document.getElementById("index").textContent);
-  const OWNERS = ["prompt", "policy", "environment", "external"];
+  const OWNERS = ["prompt", "policy", "environment", "external", "forced", "evidence", "guidance"];
   const groups = {}, entries = [], byLink = {}, arrivals = {}, files = {}, renderers = {};
   let vocabulary = null;
 

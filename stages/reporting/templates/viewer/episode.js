@@ -2,7 +2,7 @@
 viewer.episodeView = function (article, moved) {
   "use strict";
   const element = page.element, format = page.format;
-  const COLOURS = { prompt: "--base", policy: "--sft", environment: "--domain1", external: "--domain3" };
+  const COLOURS = { prompt: "--base", policy: "--sft", environment: "--domain1", external: "--domain3", forced: "--domain2", evidence: "--merged", guidance: "--domain0" };
   const views = element("div", "views"), facts = element("div", "facts"), found = element("p", "found"), key = element("p", "key");
   const content = element("div", "content"), tip = document.querySelector(".tip"), buttons = {};
   let view = "chat", shown = null, turn = 0, spans = [], marked = -1;

@@ -1,0 +1,1 @@
+"""One module per source of rl's tasks, named as in `rl.tasks.source`."""

@@ -1,8 +1,8 @@
 """Off-policy learning: play, store, update, evaluate.
 
 `python -m stages.control.off_policy.training --settings FILE --result FILE` trains an actor and its critics: a run of lane
-control with `environment: gymnasium`. deep_q.py has DQN's. Steps, draws and updates follow from the settings alone, with one thread
-to the bit.
+control with `environment: gymnasium`. deep_q.py has DQN's. Steps, draws and updates follow from the settings alone, with one
+thread to the bit.
 """
 
 from __future__ import annotations

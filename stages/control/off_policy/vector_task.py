@@ -34,9 +34,17 @@ class Outcome:
 class VectorTask:
     """`count` copies of `task`, whose episodes last `more_steps` longer than the task says, with `distractors`."""
 
-    def __init__(self, task: str, count: int, more_steps: int = 0, distractors: int = 0, allowed: Actions = "continuous") -> None:
-        """allowed: the kind of actions that the agent can take. Raises ParamsError if the task can't be made or its spaces don't
-        fit, ModuleNotFoundError without Gymnasium."""
+    def __init__(
+        self,
+        task: str,
+        count: int,
+        more_steps: int = 0,
+        distractors: int = 0,
+        allowed: Actions = "continuous",
+        **options: Any,
+    ) -> None:
+        """allowed: the kind of actions that the agent can take; `options` go to gymnasium.make. Raises ParamsError if the task
+        can't be made or its spaces don't fit, ModuleNotFoundError without Gymnasium."""
         gymnasium = import_gymnasium()
         made = [make_task(task, more_steps, distractors, allowed, **options) for _ in range(count)]
         same_step = gymnasium.vector.AutoresetMode.SAME_STEP

@@ -1,7 +1,7 @@
 """Agents that learn from a data set: behaviour cloning and implicit Q-learning.
 
-IQL after Kostrikov et al., arXiv 2110.06169: V is an expectile of Q over the data's actions, Q's target is r + gamma V(s'), and the
-policy clones the data's actions with weights exp(beta (Q - V)). No action outside the data is ever valued.
+IQL after Kostrikov et al., arXiv 2110.06169: V is an expectile of Q over the data's actions, Q's target is r + gamma V(s'), and
+the policy clones the data's actions with weights exp(beta (Q - V)). No action outside the data is ever valued.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Makes a task's data sets: episodes of a random player, of a half-trained and of a trained agent, and the half-trained one's replay.
+"""Makes a task's data sets: episodes of a random player, of a half-trained and of a trained agent, and the former's replay.
 
 As in D4RL (Fu et al., arXiv 2004.07219), but the half-trained agent is the one after a set number of steps.
 """
@@ -65,7 +65,7 @@ def episodes_of(replay: Replay, task: VectorTask, reward_scale: float) -> list[P
 
 
 def make(folder: Path, name: str, settings: DataSets, scratch: Path) -> list[DataSet]:
-    """Write the data sets `folder`/<name>/<kind>-v0 of every kind. The agent's training goes on from `scratch`, if it was ended."""
+    """Write the data sets `folder`/<name>/<kind>-v0 of every kind. `scratch`: where training is saved and goes on from."""
     agent = settings.off_policy
     training, half = train(settings, scratch)
     task = VectorTask(agent.task, settings.episodes)

@@ -1,7 +1,7 @@
 """Data sets of episodes in Minari's format (data_format parquet): a folder with metadata and one Parquet file per episode.
 
-`minari.load_dataset("pendulum/medium-v0")` reads them with MINARI_DATASETS_PATH=data/control. Actions are in the task's own units. The
-metadata hold a hash of all arrays, which is checked when a data set is read. Data sets of Minari's other formats are read by Minari.
+`minari.load_dataset("pendulum/medium-v0")` reads them with MINARI_DATASETS_PATH=data/control. Actions are in the task's units.
+The metadata hold a hash of all arrays, which is checked when a data set is read. Minari reads data sets of its other formats.
 """
 
 from __future__ import annotations
@@ -143,9 +143,7 @@ def _metadata(folder: Path, name: str, path: Path) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((path / "metadata.json").read_text(encoding="utf-8"))
         return {**found, "data_format": found["data_format"], "total_episodes": int(found["total_episodes"])}
     except (ValueError, KeyError, TypeError) as error:
-        raise ParamsError(
-            f"dataset: {path / 'metadata.json'} is not Minari's metadata ({error}); remove it, then {MAKE}"
-        ) from error
+        raise ParamsError(f"dataset: {path / 'metadata.json'} is not Minari's metadata ({error}); {MAKE}") from error
 
 
 def _task(metadata: dict[str, Any], path: Path) -> str:

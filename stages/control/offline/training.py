@@ -15,7 +15,7 @@ import torch
 
 from stages.control.learnt import Learnt
 from stages.control.off_policy.agent import Agent
-from stages.control.off_policy.evaluation import mean_return
+from stages.control.off_policy.evaluation import mean_return, overestimation
 from stages.control.off_policy.replay import Transitions
 from stages.control.off_policy.settings import OffPolicy
 from stages.control.off_policy.vector_task import VectorTask
@@ -28,7 +28,10 @@ from stages.runtime.files import atomic_file
 from stages.runtime.validation import ParamsError
 from stages.seeding import key64, seed_torch
 
-SHARED = ("seed", "batch", "gamma", "width", "layers", "learning_rate", "target_rate", "critics", "diversity")
+SHARED = (
+    *("seed", "reward_scale", "gamma", "batch", "width", "layers", "learning_rate", "target_rate"),
+    *("critics", "diversity", "evaluate_episodes"),
+)
 """Settings that soft actor-critic has, too."""
 
 
@@ -54,11 +57,11 @@ def transitions(data: DataSet, task: VectorTask, reward_scale: float) -> Transit
     return Transitions(*(torch.from_numpy(np.ascontiguousarray(column, dtype=np.float32)) for column in columns))
 
 
-def make_agent(settings: Offline, observations: int, actions: int) -> Any:
+def make_agent(settings: Offline, task: VectorTask) -> Any:
     if settings.method != "sac":
-        return Clone(settings, observations, actions)
+        return Clone(settings, task.observations, task.actions)
     shared = {name: getattr(settings, name) for name in SHARED}
-    return Agent(OffPolicy.model_validate(shared), observations, actions)
+    return Agent(OffPolicy.model_validate({**shared, "task": task.task}), task.observations, task.actions)
 
 
 class Training:
@@ -72,7 +75,7 @@ class Training:
         self.hash, self.behaviour = content_hash(data.episodes), data.mean_return
         self.task = VectorTask(settings.task or data.task, settings.evaluate_episodes)
         self.data = transitions(data, self.task, settings.reward_scale)
-        self.agent = make_agent(settings, self.task.observations, self.task.actions)
+        self.agent = make_agent(settings, self.task)
         self.generator = torch.Generator().manual_seed(key64(settings.seed, "offline", "draws") % 2**63)
         self.returns: list[float] = []
         """Mean return of each evaluation."""
@@ -124,8 +127,7 @@ class Training:
 
 def learn(settings: Offline) -> Learnt:
     """Learn once. return_end: of the last evaluation; return_mean: over all evaluations; behaviour: mean return in the data set;
-    overestimation: with `method: sac`, by how much the critics' value of the first states' actions exceeds the discounted returns
-    of the policy's episodes, in units of reward times `reward_scale`."""
+    overestimation: with `method: sac`, see its function."""
     training = Training(settings)
     training.train()
     figures = {
@@ -134,27 +136,11 @@ def learn(settings: Offline) -> Learnt:
         "behaviour": training.behaviour,
     }
     if settings.method == "sac":
-        figures["overestimation"] = overestimation(training)
+        figures["overestimation"] = overestimation(training.agent, training.agent.settings)
     if settings.checkpoint:
         Path(settings.checkpoint).unlink()
     steps = [settings.evaluate_every * (number + 1) for number in range(len(training.returns))]
     return Learnt(figures, steps, training.returns, training.agent.greedy)
-
-
-@torch.no_grad()
-def overestimation(training: Training) -> float:
-    """See `learn`."""
-    settings, agent = training.settings, training.agent
-    seen = torch.from_numpy(training.task.reset(key64(settings.seed, "offline", "overestimation") % 2**31))
-    promised = agent.values(seen, agent.greedy(seen)).mean()
-    going, total, discount = np.ones(len(seen), dtype=bool), np.zeros(len(seen)), settings.reward_scale
-    while going.any():
-        outcome = training.task.step(agent.greedy(seen).numpy())
-        total += np.where(going, discount * outcome.reward, 0.0)
-        going &= ~outcome.ended
-        discount *= settings.gamma
-        seen = torch.from_numpy(outcome.observation)
-    return float(promised) - float(total.mean())
 
 
 def run(settings: Offline) -> dict[str, float]:

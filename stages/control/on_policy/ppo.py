@@ -1,7 +1,8 @@
 """Proximal policy optimisation: policy and value network, generalised advantages, the clipped loss.
 
 After Schulman et al., arXiv 1707.06347 and 1506.02438:
-L = -mean min(r A, clip(r, 1 - eps, 1 + eps) A) + c mean (V - R)^2 - h entropy, r the ratio of the action's new to its old probability.
+L = -mean min(r A, clip(r, 1 - eps, 1 + eps) A) + c mean (V - R)^2 - h entropy, r the ratio of the action's new to its old
+probability.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@
 # make keep        keep the finished run, so that later reports show changes since then; NOTE="..." describes it
 # make docs        generate pages: parameters and their schema, README's tables, methods, the board
 # make site        the documentation as a site with search and a page per method, .bellwether/site/html/index.html
+# make viewers  Inspect and Harbor, in an environment of their own: tests open with them what was exported
 # make screenshots take the screenshots in docs/ (needs Chromium and its driver; after make lifecycle)
 # make bench       compare speed with TRL, transformers and mergekit (about an hour, on an otherwise idle machine)
 # make claims      run unfinished experiments of reports/claims (hours; METHOD=lite_ppo: only one) and generate the board
@@ -20,7 +21,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install lifecycle test test-all lint ui experiments plots serve serve-stop agent keep docs site screenshots bench claims control lock clean
+.PHONY: help install lifecycle test test-all lint ui experiments plots serve serve-stop agent keep docs site viewers screenshots bench claims control lock clean
 
 PYTHON ?= python3
 TORCH_ARGS ?=
@@ -128,6 +129,14 @@ docs: install
 
 site: install
 	@python -m stages.reporting.site
+
+# `harbor` without dependencies: its models need only pydantic, its server Python 3.12.
+VIEWERS := .bellwether/viewers
+viewers:
+	@$(PYTHON) -m venv $(VIEWERS)
+	@$(VIEWERS)/bin/pip install -qq "$$(grep '^inspect_ai==' tests/exchange/viewers.txt)"
+	@$(VIEWERS)/bin/pip install -qq --no-deps --ignore-requires-python "$$(grep '^harbor==' tests/exchange/viewers.txt)"
+	@echo "viewers: installed into $(VIEWERS); pytest tests/exchange tests/browser uses them"
 
 screenshots: install
 	python -m screenshots

@@ -15,7 +15,7 @@ from benchmarks.measure import Options, Result, Side, alternate
 from benchmarks.startup import SkippedError
 
 TASK = "CartPole-v1"
-DEEP_Q = {"task": TASK, "steps": 1_000_000, "evaluate_every": 1_000_000, "width": 256, "batch": 64, "learning_rate": 2.3e-3}
+DEEP_Q = {"task": TASK, "steps": 1_000_000, "evaluate_every": 1_000_000, "width": 64, "batch": 32, "learning_rate": 1e-4}
 ON_POLICY = {"task": TASK, "environments": 8, "horizon": 32, "batch": 256, "epochs": 20, "width": 64, "learning_rate": 1e-3}
 FILLED = 2000
 """Transitions in the replay buffers before DQN's updates are measured."""

@@ -60,7 +60,7 @@ def log(context: StageContext, evaluation: dict[str, Any], samples: dict[str, li
             context.metric(f"reward/{domain}/{model}", values["reward"]["mean"])
     context.tracker.headline(flatten(headline(evaluation)))
     for episodes in samples.values():
-        context.tracker.episodes(episodes, "merged, frozen panel")
+        context.tracker.episodes(episodes, "merged, frozen panel", "merged")
     for name in ("evaluation.json", "evaluation.csv", "metrics.json"):
         context.artifact(context.reports / name)
     if "merged" not in evaluation["models"] or context.params.evaluate.split != "test":

@@ -54,15 +54,14 @@ def merge_into(context: StageContext, name: str, method: str, base: Path, params
     )
 
 
-def remarks(method: str, params: MergeParams, result: MergeResult, changed: dict[str, float | None]) -> dict[str, Any]:
-    """The method's remarks on its first pass, for the report; its warnings go to standard error. `changed`: domain -> fraction of
-    its weights that changed."""
+def remarks(method: str, params: MergeParams, result: MergeResult, diagnostics: dict[str, Any]) -> dict[str, Any]:
+    """The method's remarks on its passes for statistics, for the report; its warnings go to standard error."""
     from stages.merging.registry import get_merger
 
     merger = get_merger(method)
-    for warning in merger.warnings(params, changed):
+    for warning in merger.warnings(params, diagnostics):
         print(f"merge: {warning}", file=sys.stderr)
-    return merger.scan_report(result.totals, params, list(changed))
+    return merger.scan_report(result.totals, params, list(diagnostics["models"]))
 
 
 def run(context: StageContext) -> None:
@@ -80,7 +79,7 @@ def run(context: StageContext) -> None:
     result = merge_into(context, "merged", method, base, params)
     merge_into(context, "merged_linear", "linear", base, average)
     models = [context.data / "models" / "rl" / domain for domain in domains]
-    diagnostics = measure(domains, models, base, get_merger(method).change_threshold(params), context.progress)
+    diagnostics = measure(domains, models, base, get_merger(method).change_thresholds(params, result.totals), context.progress)
     changed = {domain: diagnostics["models"][domain]["changed_fraction"] for domain in domains}
     merged, linear = context.data / "models" / "merged", context.data / "models" / "merged_linear"
     report = {
@@ -92,7 +91,7 @@ def run(context: StageContext) -> None:
         "linear_parameters": used_parameters("linear", average),
         "tensors": result.tensors,
         "entries": result.entries,
-        "scan": remarks(method, params, result, changed),
+        "scan": remarks(method, params, result, diagnostics),
         "distance_to_linear": relative_distance(merged, linear, base),
         "diagnostics": diagnostics,
     }

@@ -242,6 +242,8 @@ def check_selectors(params: Params, source: str) -> None:
         lacking["q"] = "a Q-model, and annotate.q_model.kind is none: set it to step_dpo or regression"
     if not any(learns_token_values(composition(algorithm)) for _, algorithm in sections):
         lacking["value"] = f"token values, and rl.algorithm is {algorithms}: set it to b_coder, or leave out models with +value"
+    if not any(params.section("rl", domain).preference.reward_model for domain in params.domains):
+        lacking["reward"] = "a reward model, and rl.preference.reward_model is false: set it to true, with a method of pairs"
     for model in params.evaluate.models or []:
         selector = model.partition("+")[2]
         if selector == CLOSED_BOOK and not closed_book_domains(params.domains):
@@ -290,7 +292,14 @@ def check_domains(params: Params) -> None:
     for name in params.domains:
         domain = load_domain(name, params.per_domain[name].environment)
         try:
-            rl = resolve_section(params.section("rl", name))[1]
+            method, rl = resolve_section(params.section("rl", name))
+            if method.fits is not None:
+                method.fits(domain, rl)
+            if rl.cost.kind != "none" and not (hasattr(domain, "tools") and domain.tools()):
+                raise ParamsError(
+                    f"rl.cost.kind: {rl.cost.kind} needs priced tools, and {name} has none; set "
+                    f"per_domain.search.environment.route, or cost.kind to none"
+                )
             limits(rl.horizon, domain.settings.max_turns)
             check_returns(rl, *returns_of(domain))
             rl.reannotate.check_returns(*returns_of(domain))

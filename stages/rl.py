@@ -5,22 +5,24 @@ the policy; the other algorithms update it on a batch of their data.
 
 Reads data/models/sft, data/rollouts/<domain>/difficulty.json and, depending on the algorithm:
 - data/curated/<domain>: demonstrations (external.per_group; replay.records; offline algorithms) and game records
-- data/rollouts/<domain>: episodes (replay.records; offline algorithms)
+- data/rollouts/<domain>: episodes (replay.records; offline algorithms; agent_rlvr and rejection_sft)
 - data/annotated/<domain>: value_model (credit.kind annotated, critic.init, curriculum.kind value), progress_model (credit.kind
   progress), nodes and pairs (algorithms that learn from these), costs (add_tree_steps)
 
-Writes data/models/rl/<domain> (with value/ if the algorithm learns token values), data/rl/<domain>/samples.parquet (with
-judgments.parquet if a judge gives the rewards) and reports/rl/<domain>{_history.csv,.json}. Under LoRA (model.lora),
-data/models/rl/<domain> is an adapter of data/models/sft.
+Writes data/models/rl/<domain> (with value/ if the algorithm learns token values, and reward/ for preference.reward_model),
+data/rl/<domain>/samples.parquet (with judgments.parquet if a judge gives the rewards, guided.parquet after a guided pass) and
+reports/rl/<domain>{_history.csv,.json}. Under LoRA (model.lora), data/models/rl/<domain> is an adapter of data/models/sft.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stages import params
+from stages.algorithms.parts.guidance import plays_guided
 from stages.algorithms.settings import Rl
 from stages.environments.registry import load_domain, open_domain
 from stages.records.episode import Episode, TurnRecord, episode_schema, write_json, write_table
@@ -34,14 +36,23 @@ if TYPE_CHECKING:
     from stages.algorithms.algorithm import Algorithm
     from stages.environments.protocol import Domain
     from stages.training.common.processes import Processes
+    from stages.training.rl.guided_pass import Attempts
     from stages.training.rl.job import History, RlJob
 
 START = "data/models/sft"
 """The policy to start from, below the repository's root."""
 
 
-def make_job(context: StageContext, algorithm: Algorithm, policy: Policy, processes: Processes, domain: Domain) -> RlJob:
-    """The training job for the data that the algorithm learns from (stages.algorithms.card.Composition.data)."""
+def make_job(
+    context: StageContext,
+    algorithm: Algorithm,
+    policy: Policy,
+    processes: Processes,
+    domain: Domain,
+    attempts: Attempts | None,
+) -> RlJob:
+    """The training job for the data that the algorithm learns from (stages.algorithms.card.Composition.data); attempts: those
+    that it learns from, if it does."""
     from stages.training.rl.cloning import CloningJob
     from stages.training.rl.offline import OfflineJob
     from stages.training.rl.offline_actor_critic import OfflineActorCriticJob
@@ -51,8 +62,9 @@ def make_job(context: StageContext, algorithm: Algorithm, policy: Policy, proces
     jobs: dict[str, Callable[..., RlJob]] = {
         "episodes": OnlineJob,
         "offline_replay": OfflineActorCriticJob,
-        "pairs": PreferenceJob,
+        "pairs": partial(PreferenceJob, attempts=attempts),
         "paths": CloningJob,
+        "attempts": partial(CloningJob, attempts=attempts),
         "offline": OfflineJob,
     }
     return jobs[algorithm.method.data](context, algorithm, policy, processes, domain)
@@ -70,6 +82,7 @@ def warm_start(
     from stages.algorithms.resolve import warm_start_of
     from stages.training.common.adapters import load_trained_state, trained_state
     from stages.training.common.loop import run_loop
+    from stages.training.rl.guided_pass import read_attempts
 
     found = warm_start_of(rl, context.params.model.max_length)
     if found is None:
@@ -81,7 +94,9 @@ def warm_start(
     if done is not None:
         load_trained_state(policy.model, done["weights"])
         return done["report"]
-    job = make_job(context, Algorithm(method, first), policy, processes, domain)
+    algorithm = Algorithm(method, first)
+    attempts = read_attempts(context, algorithm, policy, processes, domain, checkpoints)
+    job = make_job(context, algorithm, policy, processes, domain, attempts)
     history = run_loop(context, checkpoints, job, first.steps, first.checkpoint_every, "warm_start", "warm_start/")
     report = {"algorithm": method.card.slug, "steps": len(history), **job.report(history)}
     if context.main:
@@ -110,7 +125,7 @@ def write_outputs(
     write_table(context.data / "rl" / str(context.domain) / "samples.parquet", sample_schema, job.samples)
     job.save_tables(context.data / "rl" / str(context.domain))
     for step in sorted({sample["step"] for sample in job.samples}):
-        context.tracker.episodes([sample for sample in job.samples if sample["step"] == step], f"step {step}")
+        context.tracker.episodes([sample for sample in job.samples if sample["step"] == step], f"step {step}", f"rl step {step}")
 
     report_path = context.reports / "rl" / f"{context.domain}.json"
     history_path = context.reports / "rl" / f"{context.domain}_history.csv"
@@ -126,6 +141,7 @@ def run(context: StageContext) -> None:
     from stages.algorithms.algorithm import resolve
     from stages.training.common.adapters import prepare_model, weight_precision
     from stages.training.common.loop import make_processes, run_loop
+    from stages.training.rl.guided_pass import read_attempts
 
     assert context.domain is not None
     section: Rl = context.section("rl")
@@ -135,15 +151,16 @@ def run(context: StageContext) -> None:
     processes = make_processes(context.params.resources, context.team)
 
     # Only playing needs all that the domain requires; check for it before a model is loaded.
-    opened = open_domain if algorithm.method.data == "episodes" else load_domain
+    opened = open_domain if algorithm.method.data == "episodes" or plays_guided(rl) else load_domain
     domain = opened(context.domain, context.params.per_domain[context.domain].environment)
     precision = weight_precision(context.params)
     policy = load_policy(context.root / START, device=str(processes.device), precision=precision, attention="sdpa")
     prepare_model(policy.model, context.params, seed_of(context.params, rl), context.title)
 
     checkpoints = Checkpoints(context, classes=(Episode, TurnRecord))  # the replay buffer's
+    attempts = read_attempts(context, algorithm, policy, processes, domain, checkpoints)
     warm = warm_start(context, rl, policy, processes, domain, checkpoints)
-    with closing(make_job(context, algorithm, policy, processes, domain)) as job:
+    with closing(make_job(context, algorithm, policy, processes, domain, attempts)) as job:
         history = run_loop(context, checkpoints, job, rl.steps, rl.checkpoint_every)
     report = {**job.report(history), **({"warm_start": warm} if warm else {})}
     job.gather_weights()

@@ -106,7 +106,7 @@ def run(context: StageContext) -> None:
         context.metric(f"pass_at_{k}", value)
     for name in ("reward", "turns", "tokens"):
         context.metric(name, report[name]["mean"])
-    context.tracker.episodes([episode_row(episode) for episode in episodes], "measured difficulty", count=3)
+    context.tracker.episodes([episode_row(episode) for episode in episodes], "measured difficulty", "sft rollout", count=3)
     context.artifact(context.reports / "rollout" / f"{context.domain}.json")
     Checkpoints(context).clear()
     passes = ", ".join(f"pass@{k} {value:.3f}" for k, value in report["pass_at_k"].items())

@@ -29,6 +29,7 @@ EPISODE = {
     "advantages": [0.0, 0.0, 0.5, 1.5, 0.0, 2.0],
     "turns": TURNS,
     "reward": 1.0,
+    "reward_terms": '{"success": 1.0, "format": 0.5}',
     "truncated": False,
     "stop_reason": "terminated",
     "messages": [{"role": "user", "content": "take it"}],

@@ -19,6 +19,13 @@ class EpisodeRequest:
     attempt: int
     group_id: str
     role: str = ""
+    guidance: str = ""
+    """A hint at the end of the first message (stages/agent/guidance.py)."""
+
+    @property
+    def prompt_key(self) -> str:
+        """Equal for requests with the same first message."""
+        return f"{self.task.task_id}\n{self.guidance}"
 
     @property
     def episode_id(self) -> str:

@@ -145,6 +145,18 @@ class Chat:
         """Token ids of a conversation that starts with the user message `text`, up to the first assistant turn."""
         return self._encode(self._render([{"role": "user", "content": self.clean(text)}]))
 
+    def guided_prompt(self, text: str, guidance: str) -> Encoded:
+        """`prompt_tokens(text)` with the tokens of `guidance`, owned by GUIDANCE, inserted at the end of the message: without
+        them it is the plain prompt again. Raises ValueError for a chat template in which a message's end depends on its text."""
+        tokens, end = self.prompt_tokens(text), self._encode(self._after)
+        place, encoded = len(tokens) - len(end), Encoded()
+        if tokens[place:] != end:
+            raise ValueError(f"the chat template of {self._name} does not end a user message with {self._after!r} after {text!r}")
+        encoded.append(tokens[:place], Owner.PROMPT, -1)
+        encoded.append(self._encode(self.clean(guidance)) if guidance else [], Owner.GUIDANCE, -1)
+        encoded.append(end, Owner.PROMPT, -1)
+        return encoded
+
     def closing_tokens(self, turn_ids: Sequence[int]) -> list[int]:
         """The tokens that end the assistant message after `turn_ids`; none if the policy wrote the end-of-turn token itself."""
         return [] if turn_ids and turn_ids[-1] == self.end_of_turn else list(self._close)
@@ -188,9 +200,9 @@ class Chat:
         """The action in a turn's tokens; see `read`."""
         return self.read(turn_ids).action
 
-    def encode(self, messages: Sequence[Mapping[str, str]]) -> Encoded:
+    def encode(self, messages: Sequence[Mapping[str, str]], guidance: str = "") -> Encoded:
         """Tokens of alternating user and assistant messages, exactly as in a rollout of the same text; after a final user
-        message, they end with the generation prompt.
+        message, they end with the generation prompt. guidance: for `guided_prompt`.
 
         Assistant turns, end-of-turn token included, are owned by POLICY, later user messages by ENVIRONMENT. Raises ValueError if
         roles do not alternate, user first.
@@ -199,7 +211,10 @@ class Chat:
         if roles != [("user", "assistant")[index % 2] for index in range(len(roles))] or not roles:
             raise ValueError(f"message roles must alternate, user first; got {roles}")
         encoded = Encoded()
-        encoded.append(self.prompt_tokens(messages[0]["content"]), Owner.PROMPT, -1)
+        if guidance:
+            encoded = self.guided_prompt(messages[0]["content"], guidance)
+        else:
+            encoded.append(self.prompt_tokens(messages[0]["content"]), Owner.PROMPT, -1)
         for place, message in enumerate(messages[1:]):
             turn, answers = divmod(place, 2)
             if answers:
@@ -210,8 +225,8 @@ class Chat:
                 encoded.spans.append((start, len(encoded.token_ids)))
         return encoded
 
-    def encode_demonstration(self, messages: Sequence[Mapping[str, str]]) -> Encoded:
+    def encode_demonstration(self, messages: Sequence[Mapping[str, str]], guidance: str = "") -> Encoded:
         """`encode` up to the last assistant turn, as in rollouts. Raises ValueError also if there is no such turn."""
         if len(messages) < 2:
             raise ValueError(f"a demonstration needs a user and an assistant message at least; got {len(messages)} messages")
-        return self.encode(messages[: len(messages) // 2 * 2])
+        return self.encode(messages[: len(messages) // 2 * 2], guidance)

@@ -17,8 +17,10 @@ SELECTORS = {
     "value": "the token values that rl learned (b_coder)",
     "logprob": "the policy's own log-probability",
     "vote": "majority vote over the draws (self-consistency)",
+    "reward": "the reward model that rl fitted to preference pairs (preference.reward_model)",
 }
-"""`<model>+<selector>` in evaluate.models: at each turn, the best of several actions by this criterion."""
+"""`<model>+<selector>` in evaluate.models: at each turn, the best of several actions by this criterion; for `reward`, the best of
+several episodes."""
 CLOSED_BOOK = "closed_book"
 """`<model>+closed_book` in evaluate.models: without tools, in domains whose settings have `closed_book`."""
 VARIANTS = (*SELECTORS, CLOSED_BOOK)

@@ -16,7 +16,7 @@ from typing import Any
 from stages import seeding
 from stages.agent.active_episode import ActiveEpisode, BranchPoint, EpisodeRequest, turn_messages
 from stages.agent.branching import Plan
-from stages.agent.chat import Chat
+from stages.agent.chat import Chat, Encoded
 from stages.agent.environment_pool import EnvironmentPool, result_of
 from stages.agent.rounds import Group, Rounds
 from stages.engine.engine import Engine, Sampling, Turn
@@ -95,7 +95,7 @@ class Collector:
         if len({request.episode_id for request in requests}) != len(requests):
             raise ValueError("two requests have the same task and attempt; number the attempts at a task differently")
         self._playing: dict[int, ActiveEpisode] = {}
-        self._prompts: dict[str, tuple[str, list[int]]] = {}
+        self._prompts: dict[str, tuple[str, Encoded]] = {}
         self._forks: dict[str, list[int]] = {}
         self.done: list[Episode] = []
 
@@ -150,30 +150,31 @@ class Collector:
         return play
 
     def _begin(self, started: Sequence[tuple[ActiveEpisode, str]]) -> None:
-        """Open sessions for episodes whose environments were reset; a task's prompt is fed once for all its attempts."""
+        """Open sessions for episodes whose environments were reset; a task's prompt is fed once for all its attempts, and that
+        with a hint once for all attempts with the same hint."""
         fresh = []
         for play, observation in started:
-            task = play.request.task
-            text = opening(task.prompt, observation)
-            if task.task_id not in self._prompts:
-                tokens = self.chat.prompt_tokens(text)
-                self._prompts[task.task_id] = (text, tokens)
-                if len(tokens) < self.max_length:
-                    self._forks[task.task_id] = [self.engine.open(tokens)]
-                    fresh.append(task.task_id)
-            known, tokens = self._prompts[task.task_id]
+            request = play.request
+            text, key = opening(request.task.prompt, observation), request.prompt_key
+            if key not in self._prompts:
+                prompt = self.chat.encode([{"role": "user", "content": text}], request.guidance)
+                self._prompts[key] = (text, prompt)
+                if len(prompt.token_ids) < self.max_length:
+                    self._forks[key] = [self.engine.open(prompt.token_ids)]
+                    fresh.append(key)
+            known, prompt = self._prompts[key]
             if text != known:
-                raise RuntimeError(f"task {task.task_id} has different first observations: {known!r}, then {text!r}")
-            play.episode.append(tokens, Owner.PROMPT, -1)
-            play.episode.messages.append({"role": "user", "content": text})
-        left = Counter(request.task.task_id for request in self._waiting)
-        left.update(play.request.task.task_id for play, _ in started)
-        left.update(request.task.task_id for request in self._rounds.reserve)
-        for task_id in fresh:
-            if (count := left[task_id] - 1) > 0:
-                self._forks[task_id] += self.engine.fork(self._forks[task_id][0], count)
+                raise RuntimeError(f"task {request.task.task_id} has different first observations: {known!r}, then {text!r}")
+            play.episode.append(prompt.token_ids, prompt.owner, -1)
+            play.episode.messages.append({"role": "user", "content": text + request.guidance})
+        left = Counter(request.prompt_key for request in self._waiting)
+        left.update(play.request.prompt_key for play, _ in started)
+        left.update(request.prompt_key for request in self._rounds.reserve)
+        for key in fresh:
+            if (count := left[key] - 1) > 0:
+                self._forks[key] += self.engine.fork(self._forks[key][0], count)
         for play, _ in started:
-            forks = self._forks.get(play.request.task.task_id)
+            forks = self._forks.get(play.request.prompt_key)
             if not forks:
                 self._finish(play, "context", truncated=True)
                 continue

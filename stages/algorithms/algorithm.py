@@ -25,6 +25,7 @@ from stages.algorithms.batch import LossTerms, TrajectoryBatch
 from stages.algorithms.card import Card, Composition
 from stages.algorithms.parts import advantage, group_resampling, horizon, whole_groups
 from stages.algorithms.parts.branching import EntropyPlan
+from stages.algorithms.parts.cost import joined, with_cost
 from stages.algorithms.parts.credit import add_credit
 from stages.algorithms.parts.critic import needs_critic
 from stages.algorithms.parts.external import external_loss
@@ -47,6 +48,9 @@ class Algorithm:
     rl: Rl
     state: dict[str, Any] = field(default_factory=dict)
     """What the method's pieces remember between steps (see `Composition.state`); part of checkpoints."""
+    costs: dict[str, list[float]] = field(default_factory=dict)
+    """The windows of part `cost`, by role: transformed costs of the newest episodes; part of checkpoints."""
+    role: str = ""
 
     @property
     def card(self) -> Card:
@@ -55,7 +59,7 @@ class Algorithm:
     def of_role(self, role: str) -> Algorithm:
         """The algorithm of a role's episodes (see `resolve.role_section`); what it remembers is in this one's state."""
         state = self.state.setdefault(f"role {role}", self.method.state()) if self.method.state is not None else {}
-        return Algorithm(self.method, role_section(self.method, self.rl, role), state)
+        return Algorithm(self.method, role_section(self.method, self.rl, role), state, self.costs, role)
 
     @property
     def needs_critic(self) -> bool:
@@ -136,7 +140,7 @@ class Algorithm:
         """The batch with shaped rewards. Called anew when further episodes join the batch."""
         if self.rl.reward.kind == "own":
             batch = self.method.pieces["reward"](batch, self.rl)
-        return shape_rewards(batch, self.rl.reward)
+        return with_cost(shape_rewards(batch, self.rl.reward), self.rl.cost, self.costs.get(self.role, ()))
 
     def missing_groups(self, batch: TrajectoryBatch) -> int:
         """How many further tasks to play so that a shaped batch has enough groups (at most `group_resampling.rounds` times)."""
@@ -149,7 +153,9 @@ class Algorithm:
         return group_resampling.resample(batch, self.rl.group_resampling, self.rl.tasks_per_step, self.rl.reward.prs, *key)
 
     def prepare(self, batch: TrajectoryBatch) -> TrajectoryBatch:
-        """The batch with `advantages` (and `returns` where there is a critic), step credit included."""
+        """The batch with `advantages` (and `returns` where there is a critic), step credit included; costs join their window."""
+        if self.rl.cost.kind != "none":
+            self.costs[self.role] = joined(self.costs.get(self.role, ()), batch, self.rl.cost)
         batch = kl_penalty(batch, self.rl.reward)
         if self.rl.credit.kind == "progress":
             batch = progress_rewards(batch, self.rl.credit)

@@ -188,6 +188,14 @@ class Observed(Extra):
 
 
 @dataclass(frozen=True)
+class Costs(Extra):
+    """Of the batch's episodes, where their tools have prices."""
+
+    spent: Tensor
+    """[B] float32: price times tokens of all calls, in millionths of the currency of the prices."""
+
+
+@dataclass(frozen=True)
 class Written(Extra):
     """Who wrote each token of a batch; only of one with tokens that a decoder forced, self-written evidence or guidance."""
 

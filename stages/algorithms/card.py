@@ -45,9 +45,11 @@ class Composition:
     teacher: (rl) -> whether its pieces need the log-probabilities of a teacher that sees a solution (parts/teacher.py).
     whole_groups: its own loss compares the episodes of a group, so that no group may be split over micro-batches.
     check: (rl as given, rl resolved); raises ParamsError for combinations that are invalid with this method.
+    fits: (domain, rl resolved); raises ParamsError for a domain that the method can't be trained on.
     data: what it learns from. episodes: what the policy plays; offline_replay: the offline dataset (`replay.records`), by the
         same pieces; pairs: preference pairs, by the piece `preference`; paths: correct paths of search trees, by cloning them;
-        offline: the offline dataset, by the losses in `offline`.
+        attempts: successes among attempts that were made before training, by cloning them; offline: the offline dataset, by the
+        losses in `offline`.
     offline: its losses, for data offline.
     """
 
@@ -64,5 +66,6 @@ class Composition:
     teacher: Callable[[Any], bool] | None = None
     whole_groups: bool = False
     check: Callable[[Any, Any], None] | None = None
-    data: Literal["episodes", "offline_replay", "pairs", "paths", "offline"] = "episodes"
+    fits: Callable[[Any, Any], None] | None = None
+    data: Literal["episodes", "offline_replay", "pairs", "paths", "attempts", "offline"] = "episodes"
     offline: OfflineLosses | None = None

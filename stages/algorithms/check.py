@@ -37,7 +37,7 @@ def check(name: str, found: Findings) -> None:
         found.check("preference: one finite loss per pair, with a finite gradient", at, lambda: _pairs(algorithm))
     elif method.data == "offline":
         _check_offline(algorithm, found)
-    elif method.data != "paths":
+    elif method.data not in ("paths", "attempts"):
         _check_pieces(algorithm, at, found)
 
 
@@ -85,7 +85,7 @@ def _batch() -> TrajectoryBatch:
     """Groups of two episodes of one turn: a prompt token, then policy tokens. Returns differ in two of three groups."""
     import torch
 
-    from stages.algorithms.batch import ENDED, StepKeys, TrajectoryBatch, TurnTerms
+    from stages.algorithms.batch import ENDED, Costs, StepKeys, TrajectoryBatch, TurnTerms
     from stages.algorithms.parts.advantage import GreedyReturns
     from stages.algorithms.parts.credit import StepValues
     from stages.algorithms.parts.loss import MeanLogprobs
@@ -120,8 +120,9 @@ def _batch() -> TrajectoryBatch:
         accepted=torch.ones(count, 1, dtype=torch.bool),
         tool_calls=torch.zeros(count),
         tools=torch.zeros(count, dtype=torch.int64),
-        terms=dict(zip(JUDGMENT_TERMS, judgments.T, strict=True)),
+        terms={**dict(zip(JUDGMENT_TERMS, judgments.T, strict=True)), "well_formed": torch.ones(count), "exact_match": rewards},
     ).with_extra(
+        Costs(100 * _random(count)),
         GreedyReturns(torch.zeros(count)),
         MeanLogprobs(-4 * _random(count, width) * mask),
         EpisodeRewards(rewards),
@@ -137,7 +138,7 @@ def _batch() -> TrajectoryBatch:
 def _prepare(algorithm: Algorithm, batch: TrajectoryBatch) -> TrajectoryBatch:
     """As in training, with a new state."""
     state = algorithm.method.state
-    algorithm = replace(algorithm, state=state() if state else {})
+    algorithm = replace(algorithm, state=state() if state else {}, costs={})
     return algorithm.prepare(algorithm.resample(algorithm.shape(batch), "check"))
 
 

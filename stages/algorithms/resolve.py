@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from stages.algorithms.card import PIECES, Composition
+from stages.algorithms.parts.guidance import plays_guided
 from stages.algorithms.parts.part import parts_of, refuse_idle_keys, refuse_idle_parts
 from stages.algorithms.registry import composition, learns_token_values
 from stages.algorithms.settings import Rl
@@ -38,6 +39,8 @@ def resolve_section(given: Rl, max_length: int | None = None) -> tuple[Compositi
     if "minibatches" not in given.model_fields_set:
         # Minibatches are whole groups, so there are no more of them than tasks.
         values["minibatches"] = min(chosen.get("", {}).get("minibatches", given.minibatches), given.tasks_per_step)
+    if "warm_start" not in given.model_fields_set:
+        values["warm_start"] = chosen.get("", {}).get("warm_start", given.warm_start)
     for name, part in parts.items():
         defaults = {key: field.default for key, field in type(part).model_fields.items()}
         values[name] = {**defaults, **chosen[name], **{key: getattr(part, key) for key in part.model_fields_set}}
@@ -85,7 +88,7 @@ def role_section(method: Composition, rl: Rl, role: str) -> Rl:
 
 def warm_start_of(rl: Rl, max_length: int | None = None) -> tuple[Composition, Rl] | None:
     """The method and the resolved section of `rl.warm_start`, if there is one. Raises ParamsError as `resolve_section`, and for a
-    method that does not learn from trees."""
+    method that learns neither from trees nor from the rollout stage's attempts."""
     if not rl.warm_start:
         return None
     try:
@@ -93,7 +96,7 @@ def warm_start_of(rl: Rl, max_length: int | None = None) -> tuple[Composition, R
     except ValidationError as error:
         raise ParamsError(explain(error, Rl, "rl.warm_start")) from error
     method = composition(given.algorithm)
-    if method.data not in ("pairs", "paths") or given.warm_start:
+    if method.data not in ("pairs", "paths", "attempts") or given.warm_start:
         raise ParamsError(
             f"rl.warm_start is training on annotate's trees before rl, which algorithm {given.algorithm} with its own warm_start "
             f"{given.warm_start} is not; set rl.warm_start.algorithm to tree_bc or step_dpo, and nothing below it to warm_start"
@@ -104,9 +107,15 @@ def warm_start_of(rl: Rl, max_length: int | None = None) -> tuple[Composition, R
             f"episodes; remove it"
         )
     try:
-        return resolve_section(given, max_length)
+        method, resolved = resolve_section(given, max_length)
     except ParamsError as error:
         raise ParamsError(f"rl.warm_start: {error}") from error
+    if plays_guided(resolved):
+        raise ParamsError(
+            "rl.warm_start: guided attempts are played for rl's own training, not before a warm start: leave settings.guided and "
+            "preference.source: guided out of rl.warm_start"
+        )
+    return method, resolved
 
 
 def contradictions(method: Composition, rl: Rl, section: Callable[[str], Any]) -> Iterator[str]:

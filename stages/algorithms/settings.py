@@ -10,11 +10,13 @@ from pydantic import Field, field_validator, model_validator
 
 from stages.algorithms.parts.advantage import Advantage
 from stages.algorithms.parts.branching import Branching
+from stages.algorithms.parts.cost import Cost
 from stages.algorithms.parts.credit import Credit
 from stages.algorithms.parts.critic import Critic
 from stages.algorithms.parts.curriculum import Curriculum
 from stages.algorithms.parts.external import External
 from stages.algorithms.parts.group_resampling import GroupResampling
+from stages.algorithms.parts.guidance import Guidance
 from stages.algorithms.parts.horizon import Horizon
 from stages.algorithms.parts.imitation import Imitation
 from stages.algorithms.parts.judge import Judge
@@ -43,9 +45,10 @@ class Rl(Layered):
     settings: Any = {}
     """The algorithm's own keys, where it has any: a mapping, or (resolved) the algorithm's own section."""
     warm_start: dict[str, Any] = {}
-    """Training before that of `algorithm`, as keys of this section with an algorithm that learns from annotate's trees:
-    {algorithm: tree_bc, steps: 20} or {algorithm: step_dpo, steps: 20}. Absent keys have their defaults, `seed` this section's
-    value. The policy after it is the reference of KL terms. {}: none."""
+    """Training before that of `algorithm`, as keys of this section with an algorithm that learns from annotate's trees or the
+    rollout stage's attempts: {algorithm: tree_bc, steps: 20}, {algorithm: step_dpo, steps: 20} or {algorithm: rejection_sft,
+    steps: 20}. Absent keys have their defaults, `seed` this section's value. The policy after it is the reference of KL terms and
+    preference losses. {}: none. Not set: the method's, which few have."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     """Seed of rl's random draws; null: the run's seed. Runs that differ only in it share all stages before rl."""
     steps: Count = 20
@@ -83,6 +86,7 @@ class Rl(Layered):
     """Read what episodes have in common at their start (prompts, equal first turns) once for all of them; False: read every
     episode whole. The same gradient to float rounding."""
     reward: Reward = Reward()
+    cost: Cost = Cost()
     judge: Judge = Judge()
     references: References = References()
     verifier: Verifier = Verifier()
@@ -99,6 +103,7 @@ class Rl(Layered):
     imitation: Imitation = Imitation()
     reannotate: Reannotate = Reannotate()
     preference: Preference = Preference()
+    guidance: Guidance = Guidance()
     curriculum: Curriculum = Curriculum()
     selection: Selection = Selection()
     tasks: Tasks = Tasks()

@@ -1,4 +1,4 @@
-"""The paths of stored trees that end in a success, as episodes."""
+"""The paths of stored trees that end in a success or a failure, as episodes."""
 
 from __future__ import annotations
 
@@ -16,6 +16,12 @@ def correct_paths(tree: Sequence[Row], count: int) -> list[list[int]]:
     """The nodes of at most `count` paths of one tree from the root to a successful end: those with the fewest turns, and of equal
     ones those found first."""
     ends = sorted((row["depth"], row["node"]) for row in tree if ended(row) and hard(row))
+    return [path_to(tree, node) for _, node in ends[:count]]
+
+
+def failed_paths(tree: Sequence[Row], count: int) -> list[list[int]]:
+    """As `correct_paths`, of paths to an end that is not a success."""
+    ends = sorted((row["depth"], row["node"]) for row in tree if ended(row) and not hard(row))
     return [path_to(tree, node) for _, node in ends[:count]]
 
 
@@ -41,3 +47,8 @@ def path_episode(tree: Sequence[Row], path: Sequence[int], domain: str) -> Episo
 def correct_episodes(rows: Sequence[Row], per_tree: int, domain: str) -> list[Episode]:
     """`correct_paths` of all trees as episodes, by task."""
     return [path_episode(tree, path, domain) for tree in trees_of(rows).values() for path in correct_paths(tree, per_tree)]
+
+
+def failed_episodes(rows: Sequence[Row], per_tree: int, domain: str) -> list[Episode]:
+    """`failed_paths` of all trees as episodes, by task."""
+    return [path_episode(tree, path, domain) for tree in trees_of(rows).values() for path in failed_paths(tree, per_tree)]

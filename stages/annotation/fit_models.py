@@ -93,7 +93,8 @@ def fit_q_model(
     """The Q-model of `annotate.q_model`, fitted on the trees (`rows` and their `pairs`) of the step-value model's training tasks,
     and its report, with its ranking accuracy on the held-out tasks. Raises ValueError if the trees give no training data."""
     from stages.annotation.decisions import sibling_decisions, step_pairs, trajectory_pairs
-    from stages.annotation.q_fitting import evaluate, fit_preferences, fit_regression
+    from stages.annotation.q_fitting import disagreements, evaluate, fit_preferences, fit_regression
+    from stages.values.q_model import RegressionQ
 
     q, seed, micro = params.q_model, context.params.seed, context.params.resources.tokens_per_batch
     siblings = sibling_decisions(rows, params)
@@ -115,6 +116,9 @@ def fit_q_model(
         else:
             model, fitted = fit_preferences(policy.model, train, q, seed, micro, on_step)
     ranking = evaluate(model, held_out, params.pairs.min_margin)
+    if q.ensemble is not None:
+        assert isinstance(model, RegressionQ)
+        ranking["disagreement"], ranking["disagreement_in_training"] = (disagreements(model, one) for one in (held_out, train))
     return model, {"kind": q.kind, **_fit_metrics(fitted, train, held_out), "held_out": ranking}
 
 

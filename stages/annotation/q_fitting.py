@@ -16,6 +16,7 @@ from stages.seeding import seed_torch
 from stages.values import fitting
 from stages.values.conservative import conservative
 from stages.values.fitting import FitReport
+from stages.values.pessimism import disagreement, similarity
 from stages.values.q_model import ActionScorer, PreferenceQ, RegressionQ
 from stages.values.settings import QModel
 from stages.values.step_value import StepValueModel
@@ -71,36 +72,58 @@ def fit_regression(
     on_step: Callable[[int, int, float], None] | None = None,
 ) -> tuple[RegressionQ, FitReport]:
     """A copy of `backbone` (no output layer) with a head trained on each action's q, weighted by `weight`, plus
-    `params.conservative` times each decision's CQL regulariser. The data's action probabilities are proportional to `weight`."""
+    `params.conservative` times each decision's CQL regulariser. The data's action probabilities are proportional to `weight`. The
+    loss of an ensemble is its members' mean, since they share the backbone."""
     seed_torch(seed, "q_model")
     own = copy.deepcopy(backbone).float()
     use_attention(own, "sdpa")
     values = StepValueModel(own, params.head)
     values.to(next(backbone.parameters()).device)
-    model = RegressionQ(values, params)
     device = next(values.parameters()).device
     targets = torch.tensor([q for decision in decisions for q in decision.q], device=device)
     weights = torch.tensor([weight for decision in decisions for weight in decision.weight], device=device)
     values.start_at(targets, weights)
-    values.train()
+    model = RegressionQ(values, params)
+    if params.ensemble is not None:
+        model.start_apart(seed)
+    model.train()
 
     def loss(run: Sequence[Decision]) -> Tensor:
         rows = Rows.of(run)
-        logits = values.logits(rows.token_ids.to(device), rows.last[:, None].to(device))[:, 0]
+        hidden = values.hidden(rows.token_ids.to(device), rows.last[:, None].to(device))[:, 0]
+        logits = model.member_logits(hidden)
         target = torch.tensor([q for decision in run for q in decision.q], device=device)
         weight = torch.tensor([weight for decision in run for weight in decision.weight], device=device)
-        total = (values.head.loss(logits, target) * weight).sum()
+        total = (values.head.loss(logits, target.expand(logits.shape[:-1])) * weight).sum() / len(logits)
         if params.conservative:
-            q = torch.split(values.head.decode(logits), [decision.rows for decision in run])
-            data = (torch.tensor(decision.weight, device=device) / decision.total for decision in run)
-            penalties = [decision.total * conservative(one, share) for decision, one, share in zip(run, q, data, strict=True)]
+            q = torch.split(values.head.decode(logits), [decision.rows for decision in run], dim=1)
+            penalties = []
+            for decision, one in zip(run, q, strict=True):
+                share = torch.tensor(decision.weight, device=device) / decision.total
+                penalties.append(decision.total * conservative(one, share.expand(one.shape)).mean())
             total = total + params.conservative * torch.stack(penalties).sum()
+        if params.ensemble is not None and params.ensemble.diversity:
+            total = total + params.ensemble.diversity * sum(one.total for one in run) * _likeness(model, hidden)
         return total
 
     key = (seed, "q_epoch")
-    report = fitting.fit(values, decisions, loss, lambda one: one.total, params, micro_tokens, *key, on_step=on_step)
+    report = fitting.fit(model, decisions, loss, lambda one: one.total, params, micro_tokens, *key, on_step=on_step)
     report.clamped = float(values.head.outside(targets).float().mean())
     return model.eval(), report
+
+
+def _likeness(model: RegressionQ, hidden: Tensor) -> Tensor:
+    """EDAC's similarity of the members' gradients by the hidden states [R, D], which keep theirs out of it."""
+    at = hidden.detach().expand(len(model.members), -1, -1).clone().requires_grad_()
+    logits = torch.stack([member(own) for member, own in zip(model.members, at, strict=True)])
+    (slopes,) = torch.autograd.grad(model.model.head.decode(logits).sum(), at, create_graph=True)
+    return similarity(slopes)
+
+
+def disagreements(model: RegressionQ, decisions: Sequence[Decision]) -> float:
+    """Mean standard deviation of the members' values over all actions."""
+    spreads = [disagreement(model.member_scores(one.history, one.actions)) for one in decisions]
+    return float(torch.cat(spreads).mean()) if spreads else 0.0
 
 
 def evaluate(model: ActionScorer, decisions: Sequence[Decision], margin: float) -> dict[str, float]:

@@ -35,7 +35,7 @@ SHARES = frozenset(
 """Second components of metrics that are shares."""
 BEFORE_RL = ("seed", "domains", "model", "curate", "sft", "rollout", "annotate")
 """Sections that shape the start of rl, beside the environment's settings."""
-_TEXT = ("family", "method", "paper", "switch", "untuned", "ungated", "learnt")
+_TEXT = ("tradeoff", "family", "method", "paper", "switch", "untuned", "ungated", "learnt")
 _PER_DOMAIN = ("curate", "rollout", "annotate", "rl")
 
 
@@ -189,6 +189,8 @@ class Experiment(Section):
     arms: Annotated[dict[str, dict[str, Any]], Field(min_length=2)]
     measured: list[Metric] = Field(default_factory=list)
     """Further metrics to store and show for every run that has them."""
+    tradeoff: list[str] = Field(default_factory=list)
+    """Arms whose cost on the panel is drawn against their success, in this order: the points of a curve."""
     claims: Annotated[list[Claim], Field(min_length=1)]
 
     @model_validator(mode="after")
@@ -202,6 +204,8 @@ class Experiment(Section):
             raise ValueError(f"budget: lane {self.lane} plays no episodes in rl; remove it")
         if (self.environment in PROBLEMS) != (self.lane == "control"):
             raise ValueError(f"environment {self.environment}: lane control, and no other, has {', '.join(PROBLEMS)}")
+        if strange := sorted(set(self.tradeoff) - set(self.arms)):
+            raise ValueError(f"tradeoff names {strange}; the arms are {', '.join(self.arms)}")
         for number, claim in enumerate(self.claims, start=1):
             unknown = sorted({claim.arm, claim.against} - set(self.arms))
             if unknown:

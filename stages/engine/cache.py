@@ -124,8 +124,9 @@ class SlotCache(Cache):
         """Write `prefix` [layers, 2, kv_heads, length, head_dim] to the start of a row."""
         self.data[:, :, row, :, : prefix.shape[3]].copy_(prefix)
 
-    def clear(self, row: int) -> None:
-        self.data[:, :, row].zero_()
+    def clear(self, row: int, start: int = 0) -> None:
+        """Zero a row's positions from `start` on."""
+        self.data[:, :, row, :, start:].zero_()
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions of row `source` to row `target`."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from stages.engine.cache import SUM_BLOCK, SlotCache, View
 from stages.engine.decoder import Part, Pass
-from stages.engine.slots import ROWS, Session, round_up
+from stages.engine.slots import LEAST_ROWS, ROWS, Session, padded, round_up
 
 QUERY_STEP = 8
 """Fed tokens per row are padded to a multiple of this."""
@@ -99,14 +99,14 @@ class PassBuilder:
             for token in session.tokens[session.cached : session.cached + sizes[session.id]]
         ]
         ends = np.cumsum(np.concatenate(counts)) - 1
-        # Padding to a multiple of 4 tokens goes to the cache's spare row.
-        fill = -len(ids) % ROWS
+        # Padding goes to the cache's spare row.
+        fill = padded(len(ids)) - len(ids)
         batch = Pass(
             self.to_device(np.array(ids + [0] * fill)),
             self.to_device(np.concatenate([*(rows for _, rows, _ in made), np.full(fill, self.cache.slots)])),
             self.to_device(np.concatenate([*(positions for _, _, positions in made), np.zeros(fill, dtype=np.int64)])),
             [part for part, _, _ in made],
-            self.to_device(np.concatenate([ends, np.repeat(ends[:1], -len(ends) % ROWS)])),
+            self.to_device(np.concatenate([ends, np.repeat(ends[:1], padded(len(ends)) - len(ends))])),
         )
         return batch, len(ids)
 
@@ -115,7 +115,8 @@ class PassBuilder:
         tokens' rows and positions."""
         slots = np.array([session.slot for session in group])
         first = np.array([session.cached for session in group])
-        width = round_up(int(counts.max()), QUERY_STEP)
+        # At least LEAST_ROWS with padding, since a model's own layers compute padded tokens too.
+        width = round_up(max(int(counts.max()), LEAST_ROWS // len(group)), QUERY_STEP)
         row = np.repeat(np.arange(len(group)), counts)
         column = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
         together = bool((np.diff(slots) == 1).all())

@@ -12,12 +12,18 @@ from torch import Tensor
 from stages.engine.cache import SlotCache
 from stages.engine.engine import Sampling
 
-ROWS = 4
-"""Forward passes have a multiple of this many rows."""
+ROWS, LEAST_ROWS = 4, 16
+"""Forward passes have a multiple of ROWS rows, and at least LEAST_ROWS: a CPU's matrix products of fewer may use kernels of their
+own, whose sums differ in the last bits, so that a row's result would depend on how many others there are."""
 
 
 def round_up(value: int, step: int) -> int:
     return -(-value // step) * step
+
+
+def padded(rows: int) -> int:
+    """The number of rows of a pass for `rows` of them."""
+    return max(round_up(rows, ROWS), LEAST_ROWS)
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,7 @@ def pending(session: Session) -> list[int]:
 
 
 class SlotTable:
-    """State per row of the cache. Sessions use the first `slots` rows, which are rounded up to a multiple of 4.
+    """State per row of the cache. Sessions use the first `slots` rows, which are `padded`.
 
     `active` (decoding now), `position` (of the next fed token), `last` (token to feed next), `count` (tokens drawn in this turn),
     `limit` (maximum of `count`), `key` and the sampling settings; `drawn`, `logprob`, `entropy` [rows, max_length] and `kept`, a
@@ -86,7 +92,6 @@ class SlotTable:
         self.kept: list[list[np.ndarray]] = [[] for _ in range(rows)]
         self.holder: list[Session | None] = [None] * rows
         self.evictions = 0
-        self._unclean = False
         self._per_row = [
             *(self.active, self.position, self.last, self.count, self.limit, self.key),
             *(self.temperature, self.top_p, self.top_k, self.candidates, self.keep, self.drawn, self.logprob, self.entropy),
@@ -94,12 +99,14 @@ class SlotTable:
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """A forward pass that fails within may leave NaN in the cache: from then on, rows are cleared before reuse. Masked
-        positions get weight 0, and 0 times NaN is still NaN."""
+        """A forward pass that fails within may leave NaN in the cache, behind what is known of each row: that is cleared, also in
+        rows that no session holds, since later passes compute them as padding. Masked positions get weight 0, and 0 times NaN is
+        still NaN."""
         try:
             yield
         except BaseException:
-            self._unclean = True
+            for row, known in enumerate([*self.position.tolist(), 0]):
+                self.cache.clear(row, known)
             raise
 
     @property
@@ -143,8 +150,6 @@ class SlotTable:
             evicted.prefix = self.cache.copy_out(free, evicted.cached).cpu() if evicted.cached else None
             self.vacate(evicted)
             self.evictions += 1
-        if self._unclean:
-            self.cache.clear(free)
         if session.prefix is not None:
             self.cache.copy_in(free, session.prefix)
             session.prefix = None
@@ -157,11 +162,7 @@ class SlotTable:
         """Exchange two rows of the cache with all their state."""
         sessions = self.holder[first], self.holder[second]
         saved = self.cache.copy_out(second, int(self.position[second])) if sessions[1] is not None else None
-        if self._unclean:
-            self.cache.clear(second)
         self.cache.move(first, second, int(self.position[first]))
-        if self._unclean:
-            self.cache.clear(first)
         if saved is not None:
             self.cache.copy_in(first, saved)
         for values in self._per_row:
@@ -175,8 +176,8 @@ class SlotTable:
     def compact(self) -> None:
         """Move active rows from the end into holes at the front if that makes the batch clearly smaller."""
         slots = np.flatnonzero(self.active)
-        width = round_up(len(slots), ROWS)
-        if not len(slots) or round_up(int(slots[-1]) + 1, ROWS) <= width + max(ROWS, width // 4):
+        width = padded(len(slots))
+        if not len(slots) or padded(int(slots[-1]) + 1) <= width + max(ROWS, width // 4):
             return
         holes = [slot for slot in range(min(width, self.slots)) if not self.active[slot]]
         for source, target in zip([int(slot) for slot in slots if slot >= width], holes, strict=False):

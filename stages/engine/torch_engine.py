@@ -31,7 +31,7 @@ from stages.engine.head import logits_of
 from stages.engine.passes import LENGTH_STEP, QUERY_STEP, PassBuilder
 from stages.engine.sampling import candidate_entropy, distribution, draw_from, kept_tokens
 from stages.engine.self_check import check_against_model, model_name
-from stages.engine.slots import ROWS, Prefix, Session, SlotTable, pending, round_up
+from stages.engine.slots import Prefix, Session, SlotTable, padded, pending, round_up
 from stages.runtime import spans
 
 CHUNK = 256
@@ -91,11 +91,10 @@ class TorchEngine:
         self.batch_share = batch_share
         self.device = model.device
         self._stop = np.array(sorted(set(end_of_turn)), dtype=np.int64)
-        rows = round_up(slots, ROWS)
         heads = config.num_attention_heads
         self.cache = SlotCache(
             config.num_hidden_layers,
-            rows,
+            padded(slots),
             getattr(config, "num_key_value_heads", None) or heads,
             round_up(max_length, LENGTH_STEP),
             getattr(config, "head_dim", None) or config.hidden_size // heads,
@@ -302,9 +301,9 @@ class TorchEngine:
         hidden = {**read, **self._feed(entering, keep=0)}
         states = torch.stack([hidden[session.id] for session in entering])
         slots = np.array([session.slot for session in entering], dtype=np.int64)
-        padded = np.concatenate([slots, np.repeat(slots[:1], -len(slots) % ROWS)])
-        states = torch.cat([states, states[:1].expand(len(padded) - len(slots), -1)])
-        drawn = self._draw(states, padded)
+        fill = padded(len(slots)) - len(slots)
+        states = torch.cat([states, states[:1].expand(fill, -1)])
+        drawn = self._draw(states, np.concatenate([slots, np.repeat(slots[:1], fill)]))
         for session in entering:
             session.state = None
             self._queue.remove(session)
@@ -359,7 +358,7 @@ class TorchEngine:
     def _decode(self) -> Tensor:
         """Hidden states [N, D] after the last tokens of the first N rows, which include all active ones."""
         table = self.table
-        width = min(round_up(int(np.flatnonzero(table.active)[-1]) + 1, self._passes.row_step), self.cache.slots)
+        width = min(round_up(padded(int(np.flatnonzero(table.active)[-1]) + 1), self._passes.row_step), self.cache.slots)
         return self._forward(self._passes.decoding(table.last[:width], table.position[:width], table.active[:width]))
 
     def _take(self, slots: np.ndarray, drawn: Drawn, places: np.ndarray) -> None:

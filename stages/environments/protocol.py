@@ -31,7 +31,7 @@ class Step:
 
     `reward` is the reward of this step; an episode's return is the sum over its steps, in [0, 1] for success-or-failure domains.
     `accepted`: False for an invalid action, which changes only the turn counter. `terminated`: the task ended by its own rules.
-    `truncated`: the turn limit ended it. `cost`: e.g. tool calls.
+    `truncated`: the turn limit ended it. `cost`: tool calls, or what they cost where tools have prices (stages.records.tools).
     """
 
     observation: Observation
@@ -168,6 +168,7 @@ class Domain(Protocol):
     # For off-policy methods: `known_actions(task) -> Sequence[tuple[str, float]]`, final actions with their return.
     # For stages that play the domain: `ready() -> None`, called in the stage's own process before it loads a model. It finds what
     # the domain needs on this machine (a sandbox, say), prints it to standard error, and raises ParamsError if it is missing.
+    # For costs in rewards (`rl.cost`): `tools() -> Sequence[str]`, the names of priced tools.
     # For critics: `returns() -> tuple[float, float]`, the smallest and largest return, if they are not 0 and 1.
     # For curation:
     # - `record_difficulty(record) -> float` (difficulty of a raw record's task) and `difficulty_weights() -> dict[float, float]`

@@ -22,8 +22,9 @@ from stages.engine.engine import Engine, EngineSettings, Sampling
 from stages.environments.protocol import Domain, Environment
 from stages.environments.registry import load_domain
 from stages.evaluation.stored_episodes import packed
-from stages.records.episode import Episode, TurnRecord, episode_row, read_tasks
+from stages.records.episode import Episode, Owner, TurnRecord, episode_row, read_tasks
 from stages.records.task import Split, Task
+from stages.records.tools import calls_by_tool
 
 if TYPE_CHECKING:
     from stages.agent.best_of_n import Ranking
@@ -72,13 +73,13 @@ class Settings:
 
 @dataclass(frozen=True)
 class BestOf:
-    """A model plays the best of `n` actions that it draws at each turn."""
+    """A model plays the best of `n` actions that it draws at each turn, or (by reward) of `n` episodes."""
 
     by: str
-    """q | value | logprob | vote."""
+    """q | value | logprob | vote | reward."""
     n: int
     scorers: Path
-    """q: the folder with each domain's Q-model; value: that with each domain's policy and its values."""
+    """q: the folder with each domain's Q-model; value, reward: that with each domain's policy and its values."""
     reference: Path
     """q: the policy that Q-models were made from."""
     per_token: bool = False
@@ -87,12 +88,12 @@ class BestOf:
     @classmethod
     def of(cls, by: str, evaluate: Evaluate, models: Path) -> BestOf:
         """As `evaluate` in params.yaml has it, with what lies in the folder `models`."""
-        scorers, best_of = models / ("rl" if by == "value" else "q"), evaluate.best_of
+        scorers, best_of = models / ("rl" if by in ("value", "reward") else "q"), evaluate.best_of
         return cls(by, best_of.n, scorers, models / "sft", best_of.per_token and by in ("value", "logprob"))
 
     def hash(self, policy_hash: str, domains: Sequence[str]) -> str:
         """16 hex digits that name a model together with how it chooses."""
-        read = domains if self.by in ("q", "value") else []
+        read = domains if self.by in ("q", "value", "reward") else []
         files = [file for domain in read for file in sorted((self.scorers / domain).rglob("*")) if file.is_file()]
         digest = hashlib.sha256(f"{policy_hash}+{self.by}{self.n}{' per token' * self.per_token}".encode())
         for file in files:
@@ -123,6 +124,11 @@ class Job:
     def name(self) -> str:
         """Names the job's checkpoint."""
         return f"{self.policy_hash}-{self.domain}-{self.panel}-{self.index:03d}"
+
+    @property
+    def draws(self) -> int:
+        """Episodes played for each attempt."""
+        return self.best_of.n if self.best_of is not None and self.best_of.by == "reward" else 1
 
     @property
     def episodes(self) -> int:
@@ -206,7 +212,8 @@ def solution_of(episode: Episode, task: Task, domain: Domain, acted: Sequence[Tu
 
 
 def row_of(episode: Episode, task: Task, attempt: int, panel: str, domain: Domain, scaffold: Scaffold) -> dict[str, Any]:
-    """An episode as an evaluation row, without the model's name. Thoughts are turns but not actions."""
+    """An episode as an evaluation row, without the model's name. Thoughts are turns but not actions. `calls`, by tool, is no
+    column of the table; only episodes with priced tools have it."""
     acted, answer = scaffold.acted(episode.turns), getattr(domain, "answer", None)
     return {
         "domain": task.domain,
@@ -225,6 +232,7 @@ def row_of(episode: Episode, task: Task, attempt: int, panel: str, domain: Domai
         "stop_reason": episode.stop_reason,
         "answer": answer(acted[-1].action) if answer is not None and acted else None,
         "solution": solution_of(episode, task, domain, acted),
+        **({"calls": calls} if (calls := calls_by_tool(episode.reward_terms)) else {}),
     }
 
 
@@ -253,13 +261,35 @@ def engine_of(job: Job, player: Player, settings: Settings) -> Engine:
         from stages.agent.history_window import WindowEngine
 
         engine = WindowEngine(engine, settings.scaffold.window)
-    if job.best_of is None:
+    if job.best_of is None or job.best_of.by == "reward":
         return engine
     from stages.agent.best_of_n import BestOfEngine
     from stages.records.actions import action_key
 
     rank = ranking(job.best_of, job.domain, settings.engine.device)
     return BestOfEngine(engine, job.best_of.n, rank, lambda tokens: action_key(player.chat.action_text(tokens)))
+
+
+def best_episodes(job: Job, episodes: Sequence[Episode], attempt: Mapping[str, int], engine: EngineSettings) -> list[Episode]:
+    """Of the `draws` episodes of each attempt the one that the reward model scores highest, the first of equal ones.
+
+    Draw d of attempt a is number a + d * attempts (`attempt`: episode id -> number), so that the first draws are the plain
+    model's own attempts. Scores are of the tokens up to the policy's last one.
+    """
+    from stages.values.reward_model import best_of, load_reward_model
+
+    assert job.best_of is not None
+    model = load_reward_model(job.best_of.scorers / job.domain, engine.device)
+    groups: dict[tuple[str, int], list[Episode]] = {}
+    for episode in sorted(episodes, key=lambda episode: (episode.task_id, attempt[episode.episode_id])):
+        groups.setdefault((episode.task_id, attempt[episode.episode_id] % job.attempts), []).append(episode)
+    return [drawn[best_of(model.scores([_acted_tokens(episode) for episode in drawn]))] for drawn in groups.values()]
+
+
+def _acted_tokens(episode: Episode) -> list[int]:
+    """An episode's tokens up to the policy's last one; at least one."""
+    last = max((place for place, owner in enumerate(episode.owner) if owner == Owner.POLICY), default=0)
+    return episode.token_ids[: last + 1]
 
 
 def _make(scaffold: Scaffold, domain: Domain, worlds: Path) -> Environment:
@@ -274,22 +304,25 @@ def play(job: Job, settings: Settings) -> Outcome:
     player, engine_settings, scaffold = _player(job.folder, settings.engine), settings.engine, settings.scaffold
     domain = load_domain(job.domain, job.environment)
     labels = Labels(settings.seed, job.policy_hash, job.panel, STREAM)
-    requests = attempts(map(scaffold.brief, job.tasks), job.attempts)
+    requests = attempts(map(scaffold.brief, job.tasks), job.attempts * job.draws)
     with EnvironmentPool(partial(_make, scaffold, domain, job.worlds), settings.environment_processes) as pool:
         episodes = collect(
             *(engine_of(job, player, settings), player.chat, pool, requests, settings.sampling, labels),
             max_length=engine_settings.max_length,
             max_turns=scaffold.max_turns,
             # All draws of an episode decode at once.
-            width=max(1, engine_settings.slots // (job.best_of.n if job.best_of else 1)),
+            width=max(1, engine_settings.slots // (job.best_of.n if job.best_of and job.best_of.by != "reward" else 1)),
         )
     attempt_of = {request.episode_id: request for request in requests}
+    if job.draws > 1:
+        episodes = best_episodes(job, episodes, {name: request.attempt for name, request in attempt_of.items()}, engine_settings)
     rows, kept = [], {True: 0, False: 0}
     samples, played = [], []
     for episode in episodes:
         request = attempt_of[episode.episode_id]
-        played.append({"attempt": request.attempt, **episode_row(episode)})
-        rows.append(row_of(episode, request.task, request.attempt, job.panel, domain, scaffold))
+        attempt = request.attempt % job.attempts
+        played.append({"attempt": attempt, **episode_row(episode)})
+        rows.append(row_of(episode, request.task, attempt, job.panel, domain, scaffold))
         if kept[episode.success] < SAMPLES:
             kept[episode.success] += 1
             samples.append(episode_row(episode))

@@ -1,5 +1,5 @@
-"""Which domains a variant of a model plays: those with a model to rank actions (a Q-model written by annotate, or token values
-learned by rl), or those that can be played without tools."""
+"""Which domains a variant of a model plays: those with a model to rank actions or episodes (a Q-model written by annotate, token
+values or a reward model learned by rl), or those that can be played without tools."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ from stages.environments.registry import load_domain
 LACKING = {
     "q": "No domain has a Q-model: annotate fits one if annotate.q_model.kind is not none",
     "value": "No domain has token values: rl learns them with rl.algorithm b_coder",
+    "reward": "No domain has a reward model: rl fits one with rl.preference.reward_model: true",
 }
 
 
 def scorers(models: Path, domains: Sequence[str]) -> dict[str, list[str]]:
-    """q, value -> those of `domains` with such a model in the folder `models` (data/models)."""
+    """q, value, reward -> those of `domains` with such a model in the folder `models` (data/models)."""
     from stages.values.q_model import q_model_kind
+    from stages.values.reward_model import has_reward_model
     from stages.values.token_q import has_token_q
 
     return {
         "q": [domain for domain in domains if q_model_kind(models / "q" / domain) != "none"],
         "value": [domain for domain in domains if has_token_q(models / "rl" / domain)],
+        "reward": [domain for domain in domains if has_reward_model(models / "rl" / domain)],
     }
 
 
@@ -39,5 +42,5 @@ def scored_domains(models: Path, domains: Sequence[str], choice: str) -> list[st
         return closed_book_domains(domains)
     found = scorers(models, domains)[choice] if choice in LACKING else list(domains)
     if not found:
-        raise FileNotFoundError(f"evaluate.models: +{choice} finds no model to rank actions in {models}. {LACKING[choice]}")
+        raise FileNotFoundError(f"evaluate.models: +{choice} finds no model to rank with in {models}. {LACKING[choice]}")
     return found

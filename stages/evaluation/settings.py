@@ -12,10 +12,10 @@ from stages.runtime.validation import Count, Section
 
 
 class BestOf(Section):
-    """Models such as sft+q choose the best of several actions."""
+    """Models such as sft+q choose the best of several actions, and with +reward of several episodes."""
 
     n: Annotated[int, Field(ge=2, le=64)] = 5
-    """Actions sampled per turn."""
+    """Actions sampled per turn; +reward: episodes per attempt."""
     per_token: bool = False
     """+value, +logprob: mean scores per token instead of sums, which favour short actions."""
 
@@ -26,7 +26,8 @@ class Evaluate(Section):
     models: Annotated[list[str], Field(min_length=1)] | None = None
     """Which of base, sft, rl@<domain>, merged and merged_linear play the panels; null: all of them. `<model>+q`, `<model>+value`,
     `<model>+logprob` and `<model>+vote` play the best of `best_of.n` actions that the model draws at each turn; the
-    first two on the panels of those domains that have a Q-model or values. `<model>+closed_book` plays without tools, in domains
+    first two on the panels of those domains that have a Q-model or values. `<model>+reward` plays the best of `best_of.n`
+    episodes per attempt, by the reward model of a domain that has one. `<model>+closed_book` plays without tools, in domains
     whose settings have `closed_book`."""
     best_of: BestOf = BestOf()
     attempts: Annotated[int, Field(ge=1, le=256)] = 2

@@ -69,6 +69,21 @@ def _distinct(rows: Rows, ks: Sequence[int]) -> dict[str, Any]:
     }
 
 
+def _calls(rows: Rows) -> dict[str, Any]:
+    """Calls of priced tools per attempt: by tool, and of all tools by difficulty."""
+    by_level: dict[float, list[float]] = {}
+    by_tool: dict[str, float] = {}
+    for row in rows:
+        calls = row.get("calls", {})
+        by_level.setdefault(row["difficulty"], []).append(sum(calls.values()))
+        for tool, count in calls.items():
+            by_tool[tool] = by_tool.get(tool, 0.0) + count
+    return {
+        "calls": {tool: round(count / len(rows), DIGITS) for tool, count in sorted(by_tool.items())},
+        "calls_by_difficulty": {f"{level:g}": round(sum(of) / len(of), DIGITS) for level, of in sorted(by_level.items())},
+    }
+
+
 def proportions(rows: Iterable[Mapping[str, Any]]) -> frozenset[str]:
     """Which columns are proportions on a panel, given all its rows: success, the share of accepted actions, and the reward if it
     equals success in every episode."""
@@ -106,6 +121,8 @@ def summarise(
                 "success": round(sum(values) / len(values), DIGITS),
                 "attempts": len(values),
             }
+    if any("calls" in row for row in rows):
+        summary |= _calls(rows)
     summary["stop_reasons"] = dict(sorted(Counter(row["stop_reason"] for row in rows).items()))
     summary["policy_hash"] = rows[0]["policy_hash"]
     return summary

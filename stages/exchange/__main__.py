@@ -1,12 +1,14 @@
 """Exports this project's data and models in the formats of other tools:
 
-episodes   rollouts, demonstrations or games as conversations, turns, tokens or rows for verl
+episodes   rollouts, demonstrations, games or the panel's episodes as conversations, turns, tokens, rows for verl, ATIF
+           trajectories (Harbor) or a log of Inspect
 pairs      preference pairs of data/annotated/<domain>, for TRL's preference trainers
 tasks      curated tasks as rows for verl; TRL's online trainers also read the column `prompt`
 model      a model as a plain save_pretrained folder; a LoRA adapter is merged into its base
 
-and imports a GGUF file:
+and imports:
 
+import     ATIF trajectories and logs of Inspect: as conversations for curate.imports, or, if exported here, as episodes again
 gguf       the model in a GGUF file, or in a package that has one, as a save_pretrained folder
 terms      the terms of such packages; the exit code is 2 unless they are accepted
 """
@@ -21,19 +23,23 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from stages.environments.registry import load_domain
+from stages.evaluation.stored_episodes import FILE, played_groups, stored_groups
+from stages.exchange.documents import DOCUMENTS, document_kinds, write_documents
 from stages.exchange.episodes import FORMATS, episode_rows, task_row
+from stages.exchange.foreign import read_items
 from stages.exchange.records import KINDS, check_kind, write_records
 from stages.params import Params, load_params
-from stages.records.episode import Episode, read_episodes, read_rows, read_tasks
+from stages.records.episode import Episode, episode_from, read_episodes, read_rows, read_tasks, write_episodes
 from stages.records.task import SPLITS, Task, opening
 from stages.runtime.command import command
 
+PANEL = "panel"
 SOURCES = {
     "rollouts": ("data/rollouts/{}/episodes.parquet", "rollout"),
     "demonstrations": ("data/curated/{}/demonstrations.parquet", "curate"),
     "games": ("data/curated/{}/games.parquet", "curate"),
 }
-"""Source -> file of its episodes, and the stage that writes it."""
+"""Source -> file of its episodes, and the stage that writes it; PANEL, besides, are those of a model in the evaluation."""
 
 
 def existing(path: Path, stage: str, domain: str) -> Path:
@@ -49,11 +55,26 @@ def curated(root: Path, domain: str) -> dict[str, Task]:
     return {task.task_id: task for task in read_tasks(path)}
 
 
+def chosen_episodes(root: Path, options: argparse.Namespace) -> list[Episode]:
+    """The episodes that the command line names. Raises FileNotFoundError, and ValueError for a model without episodes."""
+    episodes: list[Episode]
+    if options.source == PANEL:
+        path = existing(root / FILE, "evaluate", options.domain)
+        played = dict(played_groups(path, options.domain, [options.model]))
+        if not played:
+            known = ", ".join(sorted(model for model, domain in stored_groups(path) if domain == options.domain))
+            raise ValueError(f"--model {options.model} has no episodes of {options.domain}; those that have some: {known}")
+        ordered = sorted(played[options.model], key=lambda row: (row["task_id"], row["attempt"]))
+        beside = ("model", "attempt")
+        episodes = [episode_from({name: row[name] for name in row if name not in beside}) for row in ordered]
+    else:
+        pattern, stage = SOURCES[options.source]
+        episodes = read_episodes(existing(root / pattern.format(options.domain), stage, options.domain))
+    return [episode for episode in episodes if episode.success] if options.successes else episodes
+
+
 def export_episodes(root: Path, params: Params, options: argparse.Namespace) -> list[dict[str, Any]]:
-    pattern, stage = SOURCES[options.source]
-    episodes: list[Episode] = read_episodes(existing(root / pattern.format(options.domain), stage, options.domain))
-    if options.successes:
-        episodes = [episode for episode in episodes if episode.success]
+    episodes = chosen_episodes(root, options)
     tasks = curated(root, options.domain) if options.format == "verl" else {}
     return episode_rows(episodes, options.format, tasks)
 
@@ -90,10 +111,12 @@ def command_line() -> argparse.ArgumentParser:
     for what in TABLES:
         command = commands.add_parser(what)
         command.add_argument("--domain", required=True, help="one of `domains` in params.yaml")
-        command.add_argument("--to", required=True, help=f"the file to write, {' or '.join(KINDS)}")
+        kinds = f"{' or '.join(KINDS)}; {document_kinds()}" if what == "episodes" else " or ".join(KINDS)
+        command.add_argument("--to", required=True, help=f"the file to write: {kinds}")
         if what == "episodes":
-            command.add_argument("--source", choices=list(SOURCES), default="rollouts")
-            command.add_argument("--format", choices=[*FORMATS, "verl"], default="messages")
+            command.add_argument("--source", choices=[*SOURCES, PANEL], default="rollouts")
+            command.add_argument("--model", default="merged", help="whose episodes of the panel (default: %(default)s)")
+            command.add_argument("--format", choices=[*FORMATS, "verl", *DOCUMENTS], default="messages")
             command.add_argument("--successes", action="store_true", help="only episodes that solved their task")
         elif what == "pairs":
             command.add_argument(
@@ -104,6 +127,9 @@ def command_line() -> argparse.ArgumentParser:
     model = commands.add_parser("model")
     model.add_argument("model", help="base, sft, rl@<domain>, merged, merged_linear, or a folder")
     model.add_argument("--to", required=True, help="the folder to write")
+    other = commands.add_parser("import")
+    other.add_argument("source", help="a .json, .jsonl or .eval file, or a folder of such files")
+    other.add_argument("--to", required=True, help="the file to write: .jsonl for conversations, .parquet for episodes")
     gguf = commands.add_parser("gguf")
     gguf.add_argument("source", help="a .gguf file, or gemma-270m")
     gguf.add_argument("--to", required=True, help="the folder to write")
@@ -120,6 +146,21 @@ def import_gguf(source: str, target: Path) -> None:
         write_gguf(packaged(source, Path(scratch)) if source in PACKAGES else Path(source), target)
 
 
+def import_trajectories(source: Path, target: Path) -> str:
+    """Write the trajectories of `source` as the suffix of `target` says; what was written, for people. Raises ValueError."""
+    check_kind(target)
+    items = list(read_items(source))
+    if target.suffix == ".parquet":
+        episodes = [item.episode() for item in items]
+        if len({episode.episode_id for episode in episodes}) < len(episodes):
+            raise ValueError(f"{source} has an episode twice")
+        write_episodes(target, episodes)
+        return f"{len(episodes)} episodes"
+    records = [record for item in items for record in item.records()]
+    write_records(target, records)
+    return f"{len(records)} conversations"
+
+
 @command
 def main() -> int:
     from stages.runtime.workers import quiet_environment
@@ -130,6 +171,9 @@ def main() -> int:
             from stages.exchange.gguf import check_terms
 
             check_terms(options.names)
+            return 0
+        if options.what == "import":
+            print(f"exchange: wrote {import_trajectories(Path(options.source), Path(options.to))} to {options.to}")
             return 0
         params = load_params(root / "params.yaml")
         quiet_environment(params.resources.threads, not params.model.path.startswith("hub:"))
@@ -146,6 +190,12 @@ def main() -> int:
             return 0
         if options.domain not in params.domains:
             raise ValueError(f"--domain {options.domain} is not among `domains` in params.yaml: {', '.join(params.domains)}")
+        if getattr(options, "format", None) in DOCUMENTS:
+            episodes = chosen_episodes(root, options)
+            name = options.model if options.source == PANEL else options.source
+            write_documents(Path(options.to), options.format, episodes, name)
+            print(f"export: wrote {len(episodes)} episodes to {options.to}")
+            return 0
         check_kind(Path(options.to))
         rows = TABLES[options.what](root, params, options)
         write_records(Path(options.to), rows)

@@ -18,10 +18,10 @@ from typing import Any
 
 import httpx
 
-from stages.judging.cache import ReplyCache
 from stages.judging.contract import Cost, JudgeError, Judgment, Question, Status, digest
 from stages.judging.replies import messages, parse, schema
 from stages.judging.settings import ServerParams
+from stages.runtime.reply_cache import ReplyCache
 from stages.runtime.validation import shortened
 
 LONGEST_WAIT_S = 30.0
@@ -185,7 +185,7 @@ class ServerJudge:
             )
         if reply.status_code == 429 or reply.status_code >= 500:
             status = Status.RATE_LIMIT if reply.status_code == 429 else Status.UNAVAILABLE
-            return Judgment(reason=f"HTTP {reply.status_code}", status=status, cost=once), _retry_after(reply)
+            return Judgment(reason=f"HTTP {reply.status_code}", status=status, cost=once), retry_after(reply)
         if reply.status_code >= 400:
             why = f"HTTP {reply.status_code}: {shortened(reply.text)}"
             return Judgment(reason=why, status=Status.REJECTED, cost=once), None
@@ -213,7 +213,7 @@ class ServerJudge:
         return (tokens_in * self.params.price_in + tokens_out * self.params.price_out) / 1e6
 
 
-def _retry_after(reply: httpx.Response) -> float | None:
+def retry_after(reply: httpx.Response) -> float | None:
     """Seconds in the header Retry-After; None without one, or for a date."""
     try:
         return max(0.0, float(reply.headers.get("retry-after", "")))

@@ -1,7 +1,8 @@
 """The contract of merge methods: tensors are streamed by name, one at a time; deltas are float32.
 
-A method is a `Merger`: its settings and what it checks of them, an optional `scan` (first pass, integers or small sums only) and
-`merge_tensor` (second pass). Its module imports torch inside functions, because checking params.yaml imports its `Settings`.
+A method is a `Merger`: its settings and what it checks of them, optional passes for statistics (`scan`, and `scan_again` where
+they need those of the first; integers or small sums only) and `merge_tensor` (last pass). Its module imports torch inside
+functions, because checking params.yaml imports its `Settings`.
 """
 
 from __future__ import annotations
@@ -59,7 +60,17 @@ class Merger(Protocol):
         params.yaml is checked, and before a merge."""
 
     def scan(self, name: str, base: Tensor | None, models: Sequence[Tensor], params: MergeParams) -> Mapping[str, Any] | None:
-        """Statistics of one tensor, summed over all tensors before the second pass; None for methods of one pass."""
+        """Statistics of one tensor, summed over all tensors before the next pass; None for methods of one pass."""
+        return None
+
+    def scans_again(self, params: MergeParams) -> bool:
+        """Whether there is a second pass for statistics."""
+        return False
+
+    def scan_again(
+        self, name: str, base: Tensor | None, models: Sequence[Tensor], params: MergeParams, totals: Mapping[str, Any]
+    ) -> Mapping[str, Any] | None:
+        """Further statistics of one tensor, which need the sums of `scan`; their sums are added to `totals`."""
         return None
 
     def merge_tensor(
@@ -95,14 +106,14 @@ class Merger(Protocol):
         else:
             yield self.merge_tensor(name, base, models, params, rng, totals)
 
-    def change_threshold(self, params: MergeParams) -> float:
-        """Changes of a weight up to this count as none in the merge's diagnostics."""
-        return CHANGE
+    def change_thresholds(self, params: MergeParams, totals: Mapping[str, Any] | None) -> list[float]:
+        """Per model: changes of a weight up to this count as none in the merge's diagnostics."""
+        return [CHANGE] * len(params.weights)
 
-    def warnings(self, params: MergeParams, changed: Mapping[str, float | None]) -> list[str]:
-        """What to warn of after a merge. `changed`: domain -> share of its weights that changed by more than the threshold."""
+    def warnings(self, params: MergeParams, diagnostics: Mapping[str, Any]) -> list[str]:
+        """What to warn of after a merge, by its diagnostics (`stages.merging.diagnostics.measure`)."""
         return []
 
     def scan_report(self, totals: Mapping[str, Any] | None, params: MergeParams, domains: Sequence[str]) -> dict[str, Any]:
-        """Results of the first pass, from its sums, for reports/merge.json."""
+        """Results of the passes for statistics, from their sums, for reports/merge.json."""
         return {}

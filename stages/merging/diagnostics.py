@@ -1,7 +1,7 @@
 """Diagnostics of a merge's task vectors (sparsity, overlap, agreement) and the distance between two merges.
 
-One pass over the tensors, integers and sums only. "Changed" means |t| > eps with t = model - base in float32. In bfloat16 the
-spacing of weights above 2**-9 exceeds 1e-5, so there "changed" means that any bit differs; `changed_by_eps` shows the
+One pass over the tensors, integers and sums only. "Changed" means |t_i| > eps_i with t_i = model i - base in float32. In bfloat16
+the spacing of weights above 2**-9 exceeds 1e-5, so there "changed" means that any bit differs; `changed_by_eps` shows the
 sensitivity to eps.
 """
 
@@ -106,16 +106,16 @@ def _describe_pairs(names: Sequence[str], sums: _Sums, changed: Tensor) -> list[
 
 
 def measure(
-    names: Sequence[str], models: Sequence[Path], base: Path, eps: float, progress: ProgressFactory = silent
+    names: Sequence[str], models: Sequence[Path], base: Path, eps: Sequence[float], progress: ProgressFactory = silent
 ) -> dict[str, Any]:
-    """Diagnostics of the task vectors model - base, ready for JSON; `names`: of the models.
+    """Diagnostics of the task vectors model - base, ready for JSON; `names`, `eps`: of the models.
 
     models: per model the changed fraction, the fraction of its changes that no other model made, sparsity (exact zeros), norm,
     largest entry; pairs: Jaccard index of the changed sets, sign agreement on their overlap, cosine of the task vectors (null
     if the denominator is 0); histogram[c]: entries that exactly c models changed; groups: changed fractions by layer and module.
     """
     inputs = Inputs.open(models, base)
-    sums = _Sums(len(models))
+    sums, limits = _Sums(len(models)), torch.tensor(list(eps))[:, None]
     changed_total = torch.zeros(len(models), dtype=torch.int64)
     groups: dict[str, dict[str, Any]] = {}
     mergeable = inputs.mergeable()
@@ -123,7 +123,7 @@ def measure(
         for name in mergeable:
             origin, others = inputs.load(name)
             deltas = task_vectors(name, origin, others).reshape(len(models), -1)
-            changed = deltas.abs() > eps
+            changed = deltas.abs() > limits
             count = sums.add(deltas, changed)
             changed_total += changed.sum(dim=1)
             row = groups.setdefault(layer_group(name), {"entries": 0, "changed": [0] * len(models), "shared": 0})
@@ -133,7 +133,7 @@ def measure(
             bar.advance()
     inputs.close()
     return {
-        "eps": eps,
+        "eps": eps[0] if len(set(eps)) == 1 else list(eps),
         "entries": sums.entries,
         "models": _describe_models(names, sums, changed_total),
         "pairs": _describe_pairs(names, sums, changed_total),

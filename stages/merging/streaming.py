@@ -1,4 +1,4 @@
-"""Merges model folders tensor by tensor, in at most two passes; each worker has one tensor in memory at a time.
+"""Merges model folders tensor by tensor, in at most three passes; each worker has one tensor in memory at a time.
 
 Every tensor's random generator is keyed by (seed, method, tensor name), so the output depends neither on the order of the tensors
 nor on the sharding of the inputs nor on the number of workers.
@@ -48,7 +48,7 @@ class MergeResult:
     entries: int
     shards: int
     totals: Mapping[str, Any] | None
-    """Sums of the first pass; None for methods of one pass."""
+    """Sums of the passes for statistics; None for methods of one pass."""
 
 
 @dataclass(frozen=True)
@@ -88,20 +88,30 @@ def tensor_generator(seed: int, method: str, name: str) -> torch.Generator:
     return torch.Generator().manual_seed(key64("merge", seed, method, name) % 2**63)
 
 
-def scan_totals(
-    method: str, inputs: Inputs, params: MergeParams, workers: int = 1, progress: ProgressFactory = silent
+def _summed(
+    scan: Callable[[str], Mapping[str, Any] | None], names: Sequence[str], workers: int, label: str, progress: ProgressFactory
 ) -> dict[str, Any] | None:
-    """First pass: the method's statistics summed over all tensors, in order; None if it has no first pass."""
-    merger = get_merger(method)
+    """Sums of a pass over all tensors, in order; None if the method has no such pass."""
     totals: dict[str, Any] | None = None
-    names = inputs.mergeable()
-    with progress("scan", len(names), "tensor") as bar:
-        for found in in_threads(lambda name: merger.scan(name, *inputs.load(name), params), names, workers):
+    with progress(label, len(names), "tensor") as bar:
+        for found in in_threads(scan, names, workers):
             if found is None:
                 return None
             totals = {key: totals[key] + value for key, value in found.items()} if totals is not None else dict(found)
             bar.advance()
     return totals
+
+
+def scan_totals(
+    method: str, inputs: Inputs, params: MergeParams, workers: int = 1, progress: ProgressFactory = silent
+) -> dict[str, Any] | None:
+    """The method's statistics, summed over all tensors in one pass or two; None if it has none."""
+    merger, names = get_merger(method), inputs.mergeable()
+    first = _summed(lambda name: merger.scan(name, *inputs.load(name), params), names, workers, "scan", progress)
+    if first is None or not merger.scans_again(params):
+        return first
+    again = _summed(lambda name: merger.scan_again(name, *inputs.load(name), params, first), names, workers, "scan", progress)
+    return {**first, **(again or {})}
 
 
 def copied_buffer(name: str, base: Tensor | None, models: Sequence[Tensor]) -> Tensor:
@@ -123,7 +133,7 @@ def is_finite(piece: Tensor) -> bool:
 def merged_pieces(
     method: str, inputs: Inputs, name: str, params: MergeParams, seed: int, totals: Mapping[str, Any] | None
 ) -> Iterator[Tensor]:
-    """One tensor of the second pass, in consecutive pieces: float32, or a buffer's own dtype. Raises MergeError if it is not
+    """One tensor of the last pass, in consecutive pieces: float32, or a buffer's own dtype. Raises MergeError if it is not
     finite."""
     base, models = inputs.load(name)
     if not inputs.models[0].infos[name].mergeable:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -113,6 +113,22 @@ class Episode:
     kept: list[Sequence[int]] = field(default_factory=list, metadata={"stored": False})
     """Per token, those that it was drawn from where top-k or top-p left only some, for training; empty for other tokens. Shorter
     than `token_ids` if the last ones have none. Not a column of the table."""
+
+    def without_guidance(self) -> Episode:
+        """The episode as if it had been played without a hint: the same tokens less those that GUIDANCE owns."""
+        kept = [place for place, owner in enumerate(self.owner) if owner != Owner.GUIDANCE]
+        removed = len(self.token_ids) - len(kept)
+        # Hints are in the first message, before every turn.
+        turns = [replace(turn, start=turn.start - removed, end=turn.end - removed) for turn in self.turns]
+        return replace(
+            self,
+            token_ids=[self.token_ids[place] for place in kept],
+            owner=[self.owner[place] for place in kept],
+            logprob=[self.logprob[place] for place in kept],
+            turn=[self.turn[place] for place in kept],
+            turns=turns,
+            kept=self.kept[removed:],
+        )
 
     def append(
         self,
@@ -306,6 +322,12 @@ def episode_row(episode: Episode) -> dict[str, Any]:
     return row
 
 
+def episode_from(row: Mapping[str, Any]) -> Episode:
+    """The episode of a row of EPISODE_SCHEMA."""
+    turns = [TurnRecord(**turn) for turn in row["turns"]]
+    return Episode(**{**row, "turns": turns, "reward_terms": json.loads(row["reward_terms"])})
+
+
 def row_succeeded(row: Mapping[str, Any]) -> bool:
     """`Episode.success` for a row of EPISODE_SCHEMA; its reward terms may be missing or already parsed."""
     terms = row.get("reward_terms") or {}
@@ -319,12 +341,7 @@ def write_episodes(path: Path | str, episodes: Iterable[Episode]) -> None:
 
 
 def read_episodes(path: Path | str) -> list[Episode]:
-    episodes = []
-    for row in read_rows(path):
-        row["turns"] = [TurnRecord(**turn) for turn in row["turns"]]
-        row["reward_terms"] = json.loads(row["reward_terms"])
-        episodes.append(Episode(**row))
-    return episodes
+    return [episode_from(row) for row in read_rows(path)]
 
 
 def write_tasks(path: Path | str, tasks: Iterable[Task]) -> None:

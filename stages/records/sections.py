@@ -55,9 +55,42 @@ ADDED: Mapping[str, Any] = {
     "imitation": {"ratio": 0.0, "coef": 1.0, "capacity": 20_000},
     "reannotate": {"every": 0, "annotate": {}},
     "observation": {"coef": 0.0},
+    "guided": 0.0,
+    "distribution": None,
+    "ensemble": None,
     "roles": {},
 }
 """Keys that are left out of hashes while they have this value, their default: adding them changed no hash."""
+
+
+ADDED_PARTS: Mapping[str, Any] = {
+    "guidance": {
+        "kinds": ["plan", "env_feedback", "env_interaction"],
+        "source": "oracle",
+        "attempts": 4,
+        "max_tokens": 64,
+        "forbid_answer": True,
+        "drop_mentions": ["hint", "guidance"],
+        "server": {
+            "base_url": "http://127.0.0.1:8000/v1",
+            "model": "",
+            "temperature": 0.0,
+            "max_tokens": 256,
+            "timeout_s": 60.0,
+            "attempts": 5,
+            "wait_s": 1.0,
+            "requests": 4,
+            "cache": "data/replies",
+        },
+    },
+    "cost": {
+        **{"kind": "none", "weight": 0.0, "only_correct": True, "transform": "sqrt", "bounds": "running", "window": 1000},
+        **{"low": 0.05, "high": 0.95, "cheap": 0.0, "dear": 1000.0},
+    },
+    "reward_model": False,
+    "reward_learning_rate": 1e-4,
+}
+"""As ADDED, for keys that are null in a section that is not resolved: left out while nothing of them is set, too."""
 
 
 REWARDED_BY = {"judge": "judge", "references": "references", "verifier": "verifier"}
@@ -80,10 +113,18 @@ def _without_idle(values: Mapping[str, Any]) -> Mapping[str, Any]:
     return {key: value for key, value in values.items() if not idle(key) and not (static and key == "tasks")}
 
 
+def _as_before(key: str, value: Any) -> bool:
+    """Whether a key was added later and nothing of it is set."""
+    if key in ADDED_PARTS:
+        unset = all(one is None for one in value.values()) if isinstance(value, Mapping) else value is None
+        return unset or value == ADDED_PARTS[key]
+    return key in ADDED and value == ADDED[key]
+
+
 def _hashed(values: Any) -> Any:
     if isinstance(values, Mapping):
         values = _without_idle(values)
-        kept = {key: value for key, value in values.items() if key not in ADDED or value != ADDED[key]}
+        kept = {key: value for key, value in values.items() if not _as_before(key, value)}
         return {HASHED_AS.get(key, key): _hashed(value) for key, value in kept.items()}
     return [_hashed(value) for value in values] if isinstance(values, (list, tuple)) else values
 

@@ -66,7 +66,7 @@ def family(method: Composition) -> str:
     """The family of an RL method, inferred from its data and parts."""
     if method.data == "pairs":
         return FAMILIES[3]
-    if method.data in ("offline_replay", "offline", "paths"):
+    if method.data in ("offline_replay", "offline", "paths", "attempts"):
         return FAMILIES[4]
     if method.parts.get("advantage.estimator") in ("gae", "utterance"):
         return FAMILIES[1]
@@ -80,19 +80,19 @@ def all_cards() -> dict[str, list[Card]]:
     from stages.algorithms.registry import composition, names
     from stages.control.exact import r2pvi, shapley
     from stages.control.games import risk_averse
-    from stages.control.off_policy import dsac_t, lipschitz, vagram
+    from stages.control.off_policy import lipschitz, vagram
     from stages.control.reach import ravl
     from stages.control.soft_q import arsq
     from stages.designs import tree
     from stages.merging.registry import cards as merge_cards
-    from stages.values import heads, q_model
+    from stages.values import gaussian, heads, q_model
 
     families: dict[str, list[Card]] = {name: [] for name in FAMILIES}
     for name in names():
         method = composition(name)
         families[family(method)].append(method.card)
     families["Values and search"] = [heads.CARD, q_model.CARD, tree.CARD]
-    control = [arsq, dsac_t, lipschitz, r2pvi, ravl, risk_averse, shapley, vagram]
+    control = [arsq, gaussian, lipschitz, r2pvi, ravl, risk_averse, shapley, vagram]
     families["Control"] = [method.CARD for method in control]
     families["Merging"] = merge_cards()
     return families

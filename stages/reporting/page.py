@@ -17,6 +17,7 @@ from stages.reporting.sections.outcome import confidence_of, lead, outcome_secti
 from stages.reporting.sections.provenance import provenance_section
 from stages.reporting.sections.search import search_section
 from stages.reporting.sections.speed import speed_section
+from stages.reporting.sections.tools import tools_section
 from stages.reporting.style import css_variables
 from stages.reporting.template import template
 from stages.reporting.viewer.links import VIEWER
@@ -31,6 +32,7 @@ DETAILS: Sequence[Builder] = (
     rollout_section,
     search_section,
     rl_section,
+    tools_section,
     merge_section,
     design_section,
     provenance_section,

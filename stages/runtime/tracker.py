@@ -31,8 +31,9 @@ class Tracker:
     def artifact(self, path: Path) -> None:
         """Log a copy of a file or folder."""
 
-    def episodes(self, rows: Sequence[Mapping[str, Any]], label: str, count: int = 4) -> None:
-        """Log at most `count` episodes (rows of EPISODE_SCHEMA, optionally with `advantages`) as traces."""
+    def episodes(self, rows: Sequence[Mapping[str, Any]], label: str, source: str, count: int = 4) -> None:
+        """Log at most `count` episodes (rows of EPISODE_SCHEMA, optionally with `advantages`) as traces. `source`: who played, as
+        the episode viewer names it."""
 
     def register_model(self, folder: Path, rows: Path, settings: Mapping[str, Any]) -> None:
         """Register `folder` as the model's newest version, by its DVC hash, and compare it with the champion.

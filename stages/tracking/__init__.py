@@ -159,12 +159,12 @@ class SpoolTracker(Tracker):
             self.spent_s += time.monotonic() - before
         self._event({**event, "files": folder.name})
 
-    def episodes(self, rows: Sequence[Mapping[str, Any]], label: str, count: int = 4) -> None:
+    def episodes(self, rows: Sequence[Mapping[str, Any]], label: str, source: str, count: int = 4) -> None:
         from stages.agent.sample_episodes import choose
         from stages.tracking.episodes import trace_of
 
         for _, row in choose(rows, count, "traces"):
-            trace = trace_of(row)
+            trace = trace_of(row, source)
             self._event({"kind": "trace", **trace, "tags": {**trace["tags"], "stage": self.title, "sample": label}})
 
     def register_model(self, folder: Path, rows: Path, settings: Mapping[str, Any]) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from stages.agent.sample_episodes import outcome
+from stages.records.addresses import of_episode, served
 
 
-def trace_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The trace event of an episode row (EPISODE_SCHEMA; `advantages` [T] if it was trained on).
+def trace_of(row: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """The trace event of an episode row (EPISODE_SCHEMA; `advantages` [T] if it was trained on); `source`: who played, as the
+    episode viewer names it.
 
-    Per turn: `logprob`, the sum over the action's tokens under the behaviour policy, and `advantage`, their mean.
+    `scores` are the reward terms. Per turn: `logprob`, the sum over the action's tokens under the behaviour policy, and
+    `advantage`, their mean.
     """
     advantages = row.get("advantages")
     turns = []
@@ -23,14 +27,14 @@ def trace_of(row: Mapping[str, Any]) -> dict[str, Any]:
         if advantages is not None and values["tokens"]:
             values["advantage"] = round(sum(advantages[span]) / values["tokens"], 4)
         turns.append(values)
-    messages = row["messages"]
+    messages, terms = row["messages"], row.get("reward_terms") or "{}"
+    told = {"episode": row["episode_id"], "source": source, "task": row["task_id"], "domain": row["domain"]}
     return {
         "name": row["task_id"],
         "prompt": messages[0]["content"] if messages else "",
         "turns": turns,
         "outcome": {"reward": row["reward"], "success": outcome(row) == "success", "stop_reason": row["stop_reason"]},
-        "tags": {
-            **{"episode": row["episode_id"], "task": row["task_id"], "domain": row["domain"], "outcome": outcome(row)},
-            **{key: row[key] for key in ("role", "play") if row.get(key)},
-        },
+        "scores": {name: value for name, value in json.loads(terms).items() if name not in ("reward", "success")},
+        "viewer": served(of_episode(source, row["episode_id"])),
+        "tags": {**told, "outcome": outcome(row), **{key: row[key] for key in ("role", "play") if row.get(key)}},
     }

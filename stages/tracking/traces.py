@@ -9,7 +9,9 @@ from stages.tracking.server import Server
 
 NAME_CHARACTERS = 60
 FEEDBACK = ("reward", "success")
-"""Outcomes logged as assessments, which the UI shows in columns."""
+"""Outcomes logged as assessments, which the UI shows in columns, as it does the reward terms."""
+VIEWER = "viewer"
+"""Tag with the episode's address in the viewer."""
 
 
 def log_trace(server: Server, run_id: str, event: Mapping[str, Any], key: str, doubt: bool) -> None:
@@ -22,11 +24,12 @@ def log_trace(server: Server, run_id: str, event: Mapping[str, Any], key: str, d
         trace_id, known = found[0].info.trace_id, {item.name for item in found[0].info.assessments}
     else:
         trace_id, known = _log_spans(server, run_id, event, key), set()
-    for name in FEEDBACK:
-        if name in event["outcome"] and name not in known:
-            server.mlflow.log_feedback(
-                trace_id=trace_id, name=name, value=event["outcome"][name], source=_environment(server), metadata={"event": key}
-            )
+    outcomes = {name: event["outcome"][name] for name in FEEDBACK if name in event["outcome"]}
+    told = f"[the episode in the viewer]({event[VIEWER]})" if VIEWER in event else None
+    for name, value in {**outcomes, **event.get("scores", {})}.items():
+        if name not in known:
+            given = {"name": name, "value": value, "rationale": told, "metadata": {"event": key}}
+            server.mlflow.log_feedback(trace_id=trace_id, source=_environment(server), **given)
 
 
 def _environment(server: Server) -> Any:
@@ -42,7 +45,7 @@ def _log_spans(server: Server, run_id: str, event: Mapping[str, Any], key: str) 
         event["name"],
         span_type="AGENT",
         inputs={"messages": [{"role": "user", "content": event["prompt"]}]},
-        tags={**event["tags"], "event": key},
+        tags={**event["tags"], **({VIEWER: event[VIEWER]} if VIEWER in event else {}), "event": key},
         metadata={"mlflow.sourceRun": run_id},
         experiment_id=server.experiment,
         start_time_ns=start,

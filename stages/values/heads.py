@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from stages.records.card import Card
-from stages.values.settings import HeadParams
+from stages.values.gaussian import GaussianHead
+from stages.values.settings import HeadParams, ReturnDistribution
 
 if TYPE_CHECKING:
     from stages.values.contract import ValueHead
@@ -174,8 +175,10 @@ class C51Head(TwoHotHead):
         return cross_entropy(logits, probabilities)
 
 
-def make_head(params: HeadParams) -> ValueHead:
-    """The head for `params.loss`."""
+def make_head(params: HeadParams | ReturnDistribution, copies: int = 1) -> ValueHead:
+    """The head for `params.loss`, or a Gaussian one for `copies` critics."""
+    if isinstance(params, ReturnDistribution):
+        return GaussianHead(params, copies)
     if params.loss == "mse":
         return MseHead()
     if params.loss == "hl_gauss":

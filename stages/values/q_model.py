@@ -3,7 +3,7 @@
 `PreferenceQ` (step_dpo, trajectory_dpo) is a copy of the SFT policy trained on preference pairs: with the frozen policy as
 reference, Q(s, a) = beta * (log pi(a | s) - log pi_ref(a | s)), the true Q up to a term that depends on s only. Its scores are
 comparable within a history only. `RegressionQ` reads a scalar at an action's last token, trained on the labels' Q with a head of
-`stages.values.heads`; its scores are returns.
+`stages.values.heads`; its scores are returns. It may have several such heads, of which the most pessimistic one counts.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from stages.agent.logprobs import head_logprobs, token_logprobs
 from stages.engine.attention import use_attention
 from stages.records.card import Card
 from stages.runtime.files import atomic_folder, atomic_text
+from stages.seeding import seed_torch
+from stages.values.pessimism import aggregated
 from stages.values.settings import QModel
 from stages.values.step_value import StepValueModel
 
@@ -31,11 +33,12 @@ CARD = Card(
     "h(loser))) on pairs of one history; acting: sample n actions and take the one of highest beta h",
     assumptions="the policy is unchanged; scores are comparable within a history only; beta, epochs and rate are ours",
     reduces_to="n = 1: the policy itself; kind trajectory_dpo: one pair compares whole episodes; kind regression: a scalar head "
-    "on the labels' Q",
+    "on the labels' Q, or with q_model.ensemble the smallest of several (RAVL)",
     tested_by="tests/values/test_q_model.py, tests/agent/test_best_of_n.py",
     switch="annotate.q_model.kind: step_dpo; evaluate.models: [sft, sft+q]",
 )
 SETTINGS = "q_model.json"
+_MEMBERS = "members.safetensors"
 
 
 class ActionScorer(Protocol):
@@ -104,29 +107,70 @@ class PreferenceQ(nn.Module):
 
 
 class RegressionQ(nn.Module):
-    """`model` reads Q(s, a) at the last token of the action."""
+    """`model` reads Q(s, a) at the last token of the action. `members` are the output layers of `params.ensemble`, the model's
+    own first; without an ensemble that one alone."""
 
     def __init__(self, model: StepValueModel, params: QModel) -> None:
         super().__init__()
         self.model, self.params = model, params
+        further = 0 if params.ensemble is None else params.ensemble.members - 1
+        width, outputs = model.output.in_features, model.output.out_features
+        device = model.output.weight.device
+        self.members = nn.ModuleList([model.output, *(nn.Linear(width, outputs, device=device) for _ in range(further))])
 
     @torch.no_grad()
-    def scores(self, history: Sequence[int], actions: Sequence[Sequence[int]]) -> Tensor:
-        """Q, [A]; see `ActionScorer`."""
+    def start_apart(self, *key: object) -> None:
+        """Give each member of an ensemble its own random weights, drawn by `key`, and the model's bias."""
+        assert self.params.ensemble is not None
+        seed_torch(*key, "q_members")
+        for member in self.members:
+            assert isinstance(member, nn.Linear)
+            member.weight.normal_(0.0, self.params.ensemble.spread / member.in_features**0.5)
+            member.bias.copy_(self.model.output.bias)
+
+    def member_logits(self, hidden: Tensor) -> Tensor:
+        """Logits [N, ..., outputs] of hidden states [..., D]."""
+        return torch.stack([member(hidden) for member in self.members])
+
+    @torch.no_grad()
+    def member_scores(self, history: Sequence[int], actions: Sequence[Sequence[int]]) -> Tensor:
+        """Every member's Q, [N, A]."""
         states = action_states(self.model.backbone, history, actions)
         last = torch.tensor([len(action) for action in actions], device=states.device)
         final = states[torch.arange(len(actions), device=states.device), last]
-        return self.model.head.decode(self.model.output(final.float())).cpu()
+        return self.model.head.decode(self.member_logits(final.float())).cpu()
+
+    def scores(self, history: Sequence[int], actions: Sequence[Sequence[int]]) -> Tensor:
+        """Q, [A]; see `ActionScorer`."""
+        values = self.member_scores(history, actions)
+        return values[0] if self.params.ensemble is None else aggregated(values, self.params.ensemble.aggregate)
 
     def save(self, folder: Path, reference_hash: str) -> None:
         """Write the model; `reference_hash`: of the policy whose actions it was trained on."""
-        _save(folder, self.model.save, self.params, reference_hash)
+        from safetensors.torch import save_file
+
+        def write(target: Path) -> None:
+            self.model.save(target)
+            if self.params.ensemble is not None:
+                tensors = {name: value.detach().cpu().contiguous() for name, value in self.members.state_dict().items()}
+                save_file(tensors, target / _MEMBERS, metadata={"format": "pt"})
+
+        _save(folder, write, self.params, reference_hash)
+
+
+def _regression(folder: Path, params: QModel, device: str) -> RegressionQ:
+    from safetensors.torch import load_file
+
+    model = RegressionQ(StepValueModel.load(folder, device), params)
+    if params.ensemble is not None:
+        model.members.load_state_dict(load_file(folder / _MEMBERS, device=device))
+    return model.eval()
 
 
 def _save(folder: Path, save_model: Callable[[Path], Any], params: QModel, reference_hash: str) -> None:
     with atomic_folder(folder) as partial:
         save_model(partial / "model")
-        _write(partial, {"params": params.model_dump(), "reference": reference_hash})
+        _write(partial, {"params": params.model_dump(exclude_none=True), "reference": reference_hash})
 
 
 def _write(folder: Path, settings: dict[str, Any]) -> None:
@@ -160,7 +204,7 @@ def load_q_model(folder: Path, reference: Path, device: str = "cpu") -> Preferen
         raise ValueError(f"{folder} holds no Q-model; set annotate.q_model.kind to step_dpo or regression and run annotate again")
     params = QModel.model_validate(settings["params"])
     if params.kind == "regression":
-        return RegressionQ(StepValueModel.load(folder / "model", device), params).eval()
+        return _regression(folder / "model", params, device)
     if policy_hash(reference) != settings["reference"]:
         raise ValueError(f"{folder} was made from a different policy than {reference}; run the annotate stage again")
     policy: Any = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32, local_files_only=True)

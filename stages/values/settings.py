@@ -30,6 +30,42 @@ class HeadParams(Section):
         return self
 
 
+class GaussianCritic(Section):
+    """A critic of the mean and the spread of the return (stages/values/gaussian.py). With `expected_target` and
+    `adjusted` false, and one critic, it is the first DSAC."""
+
+    expected_target: bool = True
+    """Regress the mean on the expected next value; false: on a value sampled from the next return's distribution."""
+    adjusted: bool = True
+    """Clip the sampled target and scale the gradients by the critic's spread; false: clip at `bound`, do not scale."""
+    clip: Positive = 3.0
+    """With adjusted: most standard deviations between a sampled target and the mean."""
+    bound: Positive = 20.0
+    """Without adjusted: most distance between a sampled target and the mean, in units of reward."""
+    huber: Positive | None = 50.0
+    """With adjusted: errors count linearly beyond this; null: never."""
+    half: bool = True
+    """With adjusted: the spread's squared error has the factor 1/2 of the reference code, so that the spread settles at 0.71 of
+    the standard deviation; false: at the standard deviation."""
+    spread_rate: Annotated[float, Field(gt=0.0, le=1.0)] = 0.005
+    """With adjusted: share of the batch's mean spread in its running mean."""
+
+    @model_validator(mode="after")
+    def _idle(self) -> GaussianCritic:
+        used = {"clip": True, "huber": True, "half": True, "spread_rate": True, "bound": False}
+        for name, with_adjusted in used.items():
+            if name in self.model_fields_set and with_adjusted != self.adjusted:
+                raise ValueError(f"{name} has no effect with adjusted: {str(self.adjusted).lower()}; remove it")
+        return self
+
+
+class ReturnDistribution(GaussianCritic):
+    """`GaussianCritic` as the critics of rl have it."""
+
+    twins: Literal["min", "own"] = "min"
+    """utterance: from which twin's distribution targets come: the one with the smaller mean, or each twin's own."""
+
+
 ValidShare = Annotated[float, Field(gt=0.0, lt=0.9)]
 
 
@@ -55,6 +91,19 @@ class ValueModel(Fitting):
     head: HeadParams = HeadParams()
 
 
+class QEnsemble(Section):
+    """Pessimism of RAVL (arXiv 2402.12527) in the ranking of actions: stages/values/pessimism.py."""
+
+    members: Annotated[int, Field(ge=2, le=64)] = 10
+    """Heads on one backbone, each with random initial weights of its own."""
+    aggregate: Literal["min", "mean"] = "min"
+    """An action's score: its smallest value, or the members' mean, which is not pessimistic."""
+    spread: Positive = 1.0
+    """Standard deviation of the members' first outputs, about: values with head.loss mse, logits of bins with others."""
+    diversity: NonNegative = 0.0
+    """Weight of the similarity of the members' gradients by the action's hidden state (EDAC)."""
+
+
 class QModel(Fitting):
     """Ranks candidate actions: stages/values/q_model.py."""
 
@@ -73,13 +122,15 @@ class QModel(Fitting):
     """regression."""
     conservative: NonNegative = 0.0
     """regression: weight of the CQL regulariser logsumexp_a Q - E_policy Q over the sampled actions of a history."""
+    ensemble: QEnsemble | None = None
+    """regression: several heads, of which the most pessimistic one ranks an action; {}: as in the paper; null: one head."""
 
     @model_validator(mode="after")
     def _counts(self) -> QModel:
         preference = (self.kind in ("step_dpo", "trajectory_dpo"), "kind: step_dpo or trajectory_dpo")
         regression = (self.kind == "regression", "kind: regression")
         needs = {"beta": preference, "length_normalise": preference, "init": regression, "head": regression}
-        refuse_idle(self, "q_model.", _fitting_needs(self.kind) | needs | {"conservative": regression})
+        refuse_idle(self, "q_model.", _fitting_needs(self.kind) | needs | {"conservative": regression, "ensemble": regression})
         return self
 
 

@@ -76,12 +76,16 @@ class StepValueModel(nn.Module):
         mean = (encoded.reshape(len(shares), -1) * weights[:, None]).sum(0) / weights.sum()
         self.output.bias.copy_(mean if self.head.outputs == 1 else mean.clamp(min=1e-6).log())
 
-    def logits(self, token_ids: Tensor, boundaries: Tensor) -> Tensor:
-        """[B, U, outputs] in float32 at `boundaries`; -1 reads position 0 and must be masked by the caller. Attention is causal,
-        so right padding needs no mask."""
+    def hidden(self, token_ids: Tensor, boundaries: Tensor) -> Tensor:
+        """Hidden states [B, U, D] in float32 at `boundaries`; -1 reads position 0 and must be masked by the caller. Attention is
+        causal, so right padding needs no mask."""
         hidden = self.backbone(input_ids=token_ids, use_cache=False).last_hidden_state
         index = boundaries.clamp(min=0).unsqueeze(-1).expand(-1, -1, hidden.shape[-1])
-        return self.output(hidden.gather(1, index).float())
+        return hidden.gather(1, index).float()
+
+    def logits(self, token_ids: Tensor, boundaries: Tensor) -> Tensor:
+        """[B, U, outputs] of `hidden`."""
+        return self.output(self.hidden(token_ids, boundaries))
 
     @torch.no_grad()
     def turn_values(self, token_ids: Tensor, lengths: Tensor, boundaries: Tensor) -> Tensor:

@@ -9,6 +9,9 @@ state s',
 each head from its own twin, with V' = 0 after the last turn. Alternatively V_i learns Q'_i of the recorded action by expectile
 regression (IQL, arXiv 2110.06169): its head's loss times |tau - 1(Q' <= V)|. For any head the optimum is the tau-expectile of the
 targets, which is their mean under these weights. c51 learns projected distributions.
+
+With the Gaussian head of DSAC-T (stages/values/gaussian.py) every value has a spread, fitted to a sample of the target's own
+distribution, and with `twins: min` all targets are those of the twin with the smaller mean.
 """
 
 from __future__ import annotations
@@ -24,8 +27,10 @@ from torch.nn import functional
 from stages.agent.logprobs import States
 from stages.seeding import seed_torch
 from stages.values.contract import ValueHead
+from stages.values.gaussian import GaussianHead, distribution, most_pessimistic
+from stages.values.gaussian import losses as gaussian_losses
 from stages.values.heads import C51Head, make_head
-from stages.values.settings import HeadParams
+from stages.values.settings import HeadParams, ReturnDistribution
 from stages.values.step_value import StepValueModel, check_same_head
 
 TWINS = 2
@@ -94,16 +99,22 @@ class TurnCriticModel(nn.Module):
     `start`: a step-value model that owns the backbone and initialises all four heads (ValueError if its head differs)."""
 
     def __init__(
-        self, backbone: Any, params: HeadParams, states: States, *key: object, start: StepValueModel | None = None
+        self,
+        backbone: Any,
+        params: HeadParams | ReturnDistribution,
+        states: States,
+        *key: object,
+        start: StepValueModel | None = None,
     ) -> None:
         super().__init__()
         seed_torch(*key, "utterance_critic")
         self._states = states
-        self.backbone, self.head = backbone, make_head(params)
+        self.backbone, self.head = backbone, make_head(params, 2 * TWINS)
         width, outputs = backbone.config.hidden_size, self.head.outputs
         self.q = nn.ModuleList(_ValueMlp(width, outputs) for _ in range(TWINS))
         self.v = nn.ModuleList(_ValueMlp(width, outputs) for _ in range(TWINS))
         if start is not None:
+            assert isinstance(params, HeadParams), "refused when params.yaml is checked"
             check_same_head(start, params)
             for mlp in (*self.q, *self.v):
                 mlp.linear.load_state_dict(start.output.state_dict())
@@ -144,37 +155,58 @@ def polyak_update(target: nn.Module, module: nn.Module, tau: float) -> None:
 
 @dataclass(frozen=True)
 class Target:
-    """A head's targets: `values` [...] and, for c51, their `distribution` [..., m]."""
+    """A head's targets [2, ...]: `values` and, for c51, their `distribution` [2, ..., m], for a Gaussian head a sample."""
 
     values: Tensor
-    distribution: Tensor | None
+    distribution: Tensor | None = None
+    sampled: Tensor | None = None
 
     @classmethod
-    def bootstrapped(cls, head: ValueHead, logits: Tensor, reward: Tensor, discount: Tensor) -> Target:
-        """reward + discount * value: logits [..., m], reward and discount [...]."""
+    def bootstrapped(
+        cls, head: ValueHead, logits: Tensor, reward: Tensor, discount: Tensor, noise: Tensor | None = None
+    ) -> Target:
+        """reward + discount * value: logits [2, ..., m], reward and discount [...]; noise [...]: standard normal draws for a
+        Gaussian head."""
+        if isinstance(head, GaussianHead):
+            assert noise is not None, "a Gaussian head samples its targets"
+            mean, std = distribution(logits.float())
+            sampled = mean + std * noise
+            if head.settings.twins == "min":
+                mean, sampled = (each.expand_as(std) for each in most_pessimistic(mean, sampled))
+            return cls(reward + discount * mean, sampled=reward + discount * sampled)
         values = reward + discount * head.decode(logits)
         if not isinstance(head, C51Head):
-            return cls(values, None)
+            return cls(values)
         rewards, discounts = reward.expand(values.shape), discount.expand(values.shape)
         return cls(values, head.project(torch.softmax(logits.float(), -1), rewards, discounts))
 
-    def loss(self, head: ValueHead, logits: Tensor) -> Tensor:
-        """[...] of logits [..., m]."""
+    def loss(self, head: ValueHead, logits: Tensor, first: int = 0) -> Tensor:
+        """[2, ...] of logits [2, ..., m]; first: place of the first twin's spread in a Gaussian head's `running`."""
+        if self.sampled is not None:
+            assert isinstance(head, GaussianHead)
+            running = head.running[first : first + TWINS].view(-1, *(1 for _ in self.values.shape[1:]))
+            return gaussian_losses(*distribution(logits.float()), self.values, self.sampled, running, head.settings)
         if self.distribution is None:
             return head.loss(logits, self.values)
         assert isinstance(head, C51Head)
         return head.distribution_loss(logits, self.distribution)
 
     def averaged(self, real: Tensor, samples: int) -> Target:
-        """The mean of `samples` consecutive values of [2, N] for each True of `real` [B, U], as [2, B, U]; 0 elsewhere."""
+        """The mean of `samples` consecutive values of [2, N] for each True of `real` [B, U], as [2, B, U]; 0 elsewhere. A mean of
+        sampled returns would have too small a spread: of these the first is taken."""
 
-        def grid(each: Tensor) -> Tensor:
-            means = each.unflatten(1, (-1, samples)).mean(2)
+        def grid(each: Tensor, first: bool = False) -> Tensor:
+            grouped = each.unflatten(1, (-1, samples))
+            means = grouped[:, :, 0] if first else grouped.mean(2)
             placed = torch.zeros(TWINS, *real.shape, *means.shape[2:], device=means.device)
             placed[:, real] = means
             return placed
 
-        return Target(grid(self.values), None if self.distribution is None else grid(self.distribution))
+        return Target(
+            grid(self.values),
+            None if self.distribution is None else grid(self.distribution),
+            None if self.sampled is None else grid(self.sampled, first=True),
+        )
 
 
 def expectile_weights(difference: Tensor, tau: float) -> Tensor:
@@ -192,6 +224,8 @@ class Losses:
     """Q minus its target, without gradient."""
     outside: Tensor
     """[2, B, U] bool: Q's target is outside the head's support."""
+    spread: Tensor | None
+    """[4, B, U], without gradient: a Gaussian head's spreads of Q_1, Q_2, V_1, V_2."""
 
 
 def losses(
@@ -201,26 +235,31 @@ def losses(
     gamma: float,
     fresh: tuple[Tensor, Tensor, int] | None,
     expectile: float,
+    noise: Tensor | None = None,
 ) -> Losses:
     """The critic's losses on `turns`.
 
     fresh: histories with the policy's new actions, token_ids [N, T], the last token of each [N], and the number of samples per
-    turn, turn by turn; None: V learns the `expectile` of the recorded actions' Q.
+    turn, turn by turn; None: V learns the `expectile` of the recorded actions' Q. noise: [2, B, U], for a Gaussian head: standard
+    normal draws for the targets of Q and of V.
     """
     head, real = critic.head, turns.real
     q, v = critic.logits(turns.token_ids, turns.before[:, :-1], turns.after)
     with torch.no_grad():
         recorded = turns.after if fresh is None else turns.after[:, :0]
         target_q, target_v = target.logits(turns.token_ids, turns.before, recorded)
-        q_target = Target.bootstrapped(head, target_v[:, :, 1:], turns.rewards, gamma * turns.bootstraps)
+        for_q, for_v = (None, None) if noise is None else noise
+        q_target = Target.bootstrapped(head, target_v[:, :, 1:], turns.rewards, gamma * turns.bootstraps, for_q)
         zero, one = torch.zeros((), device=q.device), torch.ones((), device=q.device)
         weights = one
         if fresh is None:
-            v_target = Target.bootstrapped(head, target_q, zero, one)
+            v_target = Target.bootstrapped(head, target_q, zero, one, for_v)
             weights = expectile_weights(v_target.values - head.decode(v), expectile)
         else:
             token_ids, ends, samples = fresh
             sampled_q, _ = target.logits(token_ids, ends[:, None][:, :0], ends[:, None])
-            v_target = Target.bootstrapped(head, sampled_q[:, :, 0], zero, one).averaged(real, samples)
+            drawn = None if for_v is None else for_v[real].repeat_interleave(samples)
+            v_target = Target.bootstrapped(head, sampled_q[:, :, 0], zero, one, drawn).averaged(real, samples)
         error, outside = head.decode(q.detach()) - q_target.values, head.outside(q_target.values)
-    return Losses(q_target.loss(head, q), weights * v_target.loss(head, v), error, outside)
+        spread = torch.cat([head.spread(q), head.spread(v)]) if isinstance(head, GaussianHead) else None
+    return Losses(q_target.loss(head, q), weights * v_target.loss(head, v, TWINS), error, outside, spread)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from stages.algorithms.batch import ENDED, StepKeys, TrajectoryBatch, TurnTerms
+from stages.algorithms.batch import ENDED, Costs, StepKeys, TrajectoryBatch, TurnTerms
 from stages.records.task import JUDGMENT_TERMS
 
 MakeBatch = Callable[..., TrajectoryBatch]
@@ -56,8 +56,12 @@ def build(
         accepted=torch.ones(count, most, dtype=torch.bool),
         tool_calls=torch.zeros(count),
         tools=torch.zeros(count, dtype=torch.int64),
-        terms=dict.fromkeys(JUDGMENT_TERMS, torch.zeros(count)),
-    ).with_extra(distinct_keys([len(span) for span in spans], most), TurnTerms((), torch.zeros(count, most, 0)))
+        terms={**dict.fromkeys(JUDGMENT_TERMS, torch.zeros(count)), "well_formed": torch.ones(count), "exact_match": flat},
+    ).with_extra(
+        Costs(torch.arange(count) * 10.0),
+        distinct_keys([len(span) for span in spans], most),
+        TurnTerms((), torch.zeros(count, most, 0)),
+    )
 
 
 def distinct_keys(turns: list[int], width: int) -> StepKeys:

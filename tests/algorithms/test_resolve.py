@@ -73,12 +73,13 @@ def test_every_method_has_a_complete_card(name: str) -> None:
 def _keys() -> dict[str, Any]:
     """Every key that a method can choose, with its default."""
     parts = parts_of(Rl()).items()
-    return {"minibatches": 1} | {f"{name}.{key}": value for name, part in parts for key, value in part}
+    return {"minibatches": 1, "warm_start": {}} | {f"{name}.{key}": value for name, part in parts for key, value in part}
 
 
 DERIVED = {"advantage.level", "branching.initial", "loss.constant_length", "horizon.steps_per_stage", "replay.policy_updates"} | {
     "reward.overlong_max",
     "reward.overlong_cache",
+    "tasks.settings",
 }
 """Keys that are derived from others unless the user sets them."""
 

@@ -30,7 +30,7 @@ def tracked(tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatc
         for step in range(5):
             spool.append({"kind": "metric", "name": "success", "value": step / 5, "step": step})
         if domain:
-            spool.append({"kind": "trace", **trace_of(EPISODE)})
+            spool.append({"kind": "trace", **trace_of(EPISODE, "rl step 1")})
         spool.append({"kind": "end", "status": "FINISHED"})
         assert Sender(server, spool).send()
     return server
@@ -70,3 +70,4 @@ def test_ui_shows_parent_children_and_a_trace(browser: Any, tracked: Server) -> 
         page = opened(browser, f"{start}/traces?selectedEvaluationId={trace.info.trace_id}", *turns)
         assert "reward" in page
         assert "take it" in page
+        assert "format" in page

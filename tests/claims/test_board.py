@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
+import pytest
 import yaml
 
 from stages.claims.experiment import FOLDER, Experiment, Family, load_experiment
@@ -14,12 +15,13 @@ from stages.claims.results import Results
 from stages.claims.sequential import adjusted
 from stages.claims.tuning import FIRST_SEED
 from stages.reporting.board.experiment_page import page_of
-from stages.reporting.board.figures import FOREST, curves_figure
+from stages.reporting.board.figures import FOREST, curves_figure, tradeoff_figure
 from stages.reporting.board.index import FAMILIES, PAGE, count_verdicts, total_cost
 from stages.reporting.board.pages import pages
 from stages.reporting.board.rows import Row, rows, saved_results
 from stages.reporting.figures.claim_curves import POINTS, binned
 from stages.reporting.figures.forest import Mark, Panel, forest
+from stages.runtime.validation import ParamsError
 
 EXPLAINED = {"checked": "by hand", "world": "yes"}
 SPEC: dict[str, Any] = {
@@ -140,6 +142,22 @@ def test_figures_are_there_and_always_alike(tmp_path: Path) -> None:
     for figure in (FOREST, curves_figure("credit")):
         assert files[figure].startswith("<svg")
         assert pages(tmp_path)[figure] == files[figure]
+
+
+def test_cost_against_success_is_drawn_once_every_arm_has_runs(tmp_path: Path) -> None:
+    """Contract: the curve has the arms that the experiment names, and is fixed by no hash, since it decides nothing."""
+    one = board(tmp_path, tradeoff=["a", "b"])
+    assert one.fixed == experiment(tmp_path, "other").fixed
+    assert tradeoff_figure("credit") not in pages(tmp_path), "these runs have no cost"
+    results = Results.load(tmp_path, "credit")
+    for name, found in results.outcomes.items():
+        found["metrics"]["panel.cost"] = 30.0 if name.startswith("a/") else 80.0
+    write(tmp_path, "credit", one, results)
+    files = pages(tmp_path)
+    assert files[tradeoff_figure("credit")].startswith("<svg")
+    assert "The line joins `a`, `b`." in files[page_of("credit")]
+    with pytest.raises(ParamsError, match="tradeoff names"):
+        experiment(tmp_path, tradeoff=["c"])
 
 
 def test_absent_curves_are_said(tmp_path: Path) -> None:

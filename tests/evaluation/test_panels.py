@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from stages.evaluation import panels as panels_module
 from stages.evaluation.panels import Settings, jobs_of, load_panels, play, row_of, solution_of
 from stages.evaluation.statistics import wilson_interval
 from stages.evaluation.summary import compare_models, csv_lines, headline, pairs_to_compare, report, summarise
-from stages.records.episode import Episode, TurnRecord, read_json, write_json
+from stages.records.episode import Episode, Owner, TurnRecord, read_json, write_json
 from stages.records.task import Task
 from stages.runtime.resources import Resources
 
@@ -94,6 +95,39 @@ def test_best_of_n_chooses_by_token_values(curated: Path, tiny_policy: Path, mon
     assert rows("value", per_token=True) == plain
     rows("logprob", per_token=True)
     assert len(scaled) == 2
+
+
+def test_best_of_n_episodes_by_a_reward_model(curated: Path, tiny_policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: best of 1, and of any number by a model that scores all episodes equally, is the plain model's own first draws;
+    otherwise the best-scored draw of each attempt, by its tokens up to the policy's last."""
+    from stages.values import reward_model
+
+    panels = load_panels(curated, ["search"])
+
+    def rows(n: int, score: Any) -> list[dict[str, Any]]:
+        model = SimpleNamespace(scores=lambda episodes: [score(tokens) for tokens in episodes])
+        monkeypatch.setattr(reward_model, "load_reward_model", lambda folder, device: model)
+        best = panels_module.BestOf("reward", n, Path("rl"), Path("sft"))
+        jobs = jobs_of(tiny_policy, "h", panels, curated, 2, 100, best)
+        return [row for job in jobs for row in play(job, SETTINGS).rows]
+
+    plain = rows_of(curated, tiny_policy, "h")
+    assert rows(1, len) == plain
+    assert rows(3, lambda tokens: 0.5) == plain
+    best = panels_module.BestOf("reward", 2, Path("rl"), Path("sft"))
+    (job,) = jobs_of(tiny_policy, "h", panels, curated, 2, 100, best)
+    drawn = [Episode(f"t/{number}", "t", "search", "t", 0, "h", "", 1.0, 1.0, 0) for number in range(4)]
+    for number, episode in enumerate(drawn):  # scores 1, 2, 3, 1: draws 0 and 2 are of the first attempt
+        episode.append([5], Owner.PROMPT, -1)
+        episode.append([6] * (1, 2, 3, 1)[number], Owner.POLICY, 0)
+        episode.append([7] * 9, Owner.ENVIRONMENT, 0)
+    monkeypatch.setattr(
+        reward_model, "load_reward_model", lambda *_: SimpleNamespace(scores=lambda given: [len(one) for one in given])
+    )
+    chosen = panels_module.best_episodes(
+        job, drawn, {episode.episode_id: place for place, episode in enumerate(drawn)}, SETTINGS.engine
+    )
+    assert chosen == [drawn[2], drawn[1]]
 
 
 def test_best_of_n_settings_change_the_policy_hash(tmp_path: Path) -> None:

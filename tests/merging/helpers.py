@@ -26,12 +26,14 @@ def bound(method: str, count: int, **changes: Any) -> MergeParams:
 
 
 def merge(method: str, models: Sequence[Any], base: Any = None, seed: int = 0, name: str = "x", **changes: Any) -> Tensor:
-    """Merge one tensor with `method`, first pass included; the base is 0 unless given."""
+    """Merge one tensor with `method`, passes for statistics included; the base is 0 unless given."""
     tensors = [torch.as_tensor(model, dtype=torch.float32) for model in models]
     origin = torch.zeros_like(tensors[0]) if base is None else torch.as_tensor(base, dtype=torch.float32)
     layers = changes.pop("layers", 1)
     merger, params = get_merger(method), replace(bound(method, len(tensors), **changes), layers=layers)
     totals = merger.scan(name, origin, tensors, params)
+    if totals is not None and merger.scans_again(params):
+        totals = {**totals, **(merger.scan_again(name, origin, tensors, params, totals) or {})}
     return merger.merge_tensor(name, origin, tensors, params, tensor_generator(seed, method, name), totals)
 
 

@@ -81,7 +81,7 @@ def test_adapter_deltas_are_computed_one_tensor_at_a_time(workspace: Path, monke
 
     monkeypatch.setattr(Adapter, "delta", counted)
     models = [workspace / "data/models/rl" / name for name in ("one", "two")]
-    measure(["one", "two"], models, workspace / "data/models/sft", 1e-4)
+    measure(["one", "two"], models, workspace / "data/models/sft", [1e-4, 1e-4])
     names = Adapter(models[0]).names
     assert read == [name for name in names for _ in models]
 

@@ -18,7 +18,7 @@ def test_diagnostics_by_hand(tmp_path: Path) -> None:
         write_folder(tmp_path / str(i), {name: torch.tensor(values) for name, values in tensors.items()})
         for i, tensors in enumerate([first, second, third, zero])
     ]
-    found = measure(["a", "b", "c"], paths[:3], paths[3], eps=1e-5)
+    found = measure(["a", "b", "c"], paths[:3], paths[3], eps=[1e-5] * 3)
     assert (found["entries"], found["histogram"]) == (6, [2, 2, 1, 1])
     assert found["models"]["a"]["changed_fraction"] == pytest.approx(0.5)
     assert found["models"]["a"]["unique_fraction"] == pytest.approx(1 / 3)
@@ -40,7 +40,7 @@ def test_diagnostics_by_hand(tmp_path: Path) -> None:
 def test_ratios_of_unchanged_model_are_null(tmp_path: Path) -> None:
     """Contract: ratios without a denominator are null, so the report is valid JSON."""
     paths = [write_folder(tmp_path / name, {"w": torch.ones(2)}) for name in ("a", "b", "base")]
-    found = measure(["a", "b"], paths[:2], paths[2], eps=1e-5)
+    found = measure(["a", "b"], paths[:2], paths[2], eps=[1e-5] * 2)
     pair = found["pairs"][0]
     assert (pair["jaccard"], pair["sign_agreement"], pair["cosine"]) == (None, None, None)
     assert found["models"]["a"]["unique_fraction"] is None

@@ -1,13 +1,18 @@
+from pathlib import Path
+
 import pytest
 import torch
 from by_hand import assert_near
+from safetensors.torch import load_file
 
+from stages.merging.contract import MergeError
 from stages.merging.methods.ram import RamOptions as Ram
 from stages.merging.methods.ram import enlargement, overlap_counts
+from stages.merging.overlap import chance_lift
 from stages.merging.registry import get_merger
-from stages.merging.streaming import tensor_generator
+from stages.merging.streaming import merge_folders, tensor_generator
 
-from .helpers import bound, merge
+from .helpers import bound, merge, write_folder
 
 A = [0.4, 0.0, 0.2, 0.0, 0.1, 0.0]
 B = [0.2, 0.6, 0.0, 0.0, -0.3, 0.0]
@@ -86,3 +91,60 @@ def test_counts_of_a_scalar_tensor() -> None:
     """Contract: tensors without dimensions are counted like any other."""
     shared, unique = overlap_counts(torch.tensor([True, True, False]))
     assert (shared.tolist(), unique.tolist()) == ([1, 1, 0], [0, 0, 0])
+
+
+def test_eps_as_a_share_counts_each_models_largest_changes() -> None:
+    """Contract: eps 50% counts the larger half of each model's changes, whatever their scale: A's .4 .3 and B's .06 .05."""
+    first, second = [0.4, 0.3, 0.2, 0.1], [0.06, 0.01, 0.05, 0.02]
+    assert_near(merge("ram", [first, second], ram=Ram(eps="50%")), [0.23, 0.3, 0.05, 0.0])
+    # shared 1 and unique 1 for both: l = 1 + .2
+    assert_near(merge("ram_plus", [first, second], ram=Ram(eps="50%", r=0.2)), [0.23, 0.36, 0.06, 0.0])
+
+
+def test_eps_of_all_weights_is_linear() -> None:
+    """Contract: 100% counts every entry, so that all models share all of them."""
+    models = list(torch.randn(3, 40, generator=torch.Generator().manual_seed(0)))
+    torch.testing.assert_close(merge("ram_plus", models, ram=Ram(eps="100%")), merge("linear", models))
+
+
+def test_eps_as_a_share_is_counted_over_all_tensors(tmp_path: Path) -> None:
+    """Contract: the share is of a model's weights, not of each tensor's: a tensor of small changes may count none."""
+    tensors = {"large": torch.tensor([3.0, 2.0]), "small": torch.tensor([0.2, 0.1])}
+    base = write_folder(tmp_path / "base", {name: torch.zeros(2) for name in tensors})
+    model = write_folder(tmp_path / "model", tensors)
+    params = bound("ram_plus", 1, ram={"eps": "50%"})
+    result = merge_folders("ram_plus", [model], base, tmp_path / "out", params, seed=0)
+    merged = load_file(tmp_path / "out" / "model.safetensors")
+    assert (merged["large"].tolist(), merged["small"].tolist()) == ([3.0, 2.0], [0.0, 0.0])
+    assert 0.2 < get_merger("ram_plus").change_thresholds(params, result.totals)[0] < 2.0
+
+
+@pytest.mark.parametrize("eps", ["101%", "-1%", "10", "%", 0.0])
+def test_bad_eps_is_refused(eps: object) -> None:
+    with pytest.raises(MergeError, match=r"ram\.eps"):
+        bound("ram", 2, ram={"eps": eps})
+
+
+def diagnostics(overlap: int, shares: tuple[float, float]) -> dict[str, object]:
+    """Two models that changed these shares of two groups of 100 weights each, and `overlap` weights both."""
+    groups = [{"entries": 100, "changed_fraction": {"a": share, "b": share}} for share in shares]
+    models = {name: {"changed_fraction": sum(shares) / 2} for name in "ab"}
+    return {"models": models, "pairs": [{"a": "a", "b": "b", "overlap": overlap}], "groups": groups}
+
+
+def test_overlap_beside_chance_by_hand() -> None:
+    """Contract: independent changes of .8 and .2 of two groups of 100 share 64 + 4 weights, not the 50 of equal shares."""
+    assert chance_lift(diagnostics(68, (0.8, 0.2)), "a", "b") == pytest.approx(1.0)
+    assert chance_lift(diagnostics(136, (0.8, 0.2)), "b", "a") == pytest.approx(2.0)
+    assert chance_lift(diagnostics(0, (0.0, 0.0)), "a", "b") is None
+
+
+def test_few_changes_and_overlap_by_chance_are_warned_of() -> None:
+    """Contract: a specialist that hardly changed, and overlap without information, are said to the user, with key and remedy."""
+    merger, params = get_merger("ram_plus"), bound("ram_plus", 2)
+    assert merger.warnings(params, diagnostics(136, (0.8, 0.2))) == []
+    (chance,) = merger.warnings(params, diagnostics(70, (0.8, 0.2)))
+    assert "rl@a and rl@b changed overlap as by chance (1.03 times it)" in chance
+    first, second = merger.warnings(params, diagnostics(2, (0.1, 0.0)))
+    assert "merge.ram.eps 0.001 only 5.0% of rl@a's weights" in first
+    assert "rl@b" in second

@@ -81,5 +81,5 @@ def test_normalize_null_is_the_methods_default(method: str, default: bool) -> No
 
 def test_diagnostics_use_the_methods_threshold() -> None:
     """Contract: the diagnostics count as changed what RAM counts as changed; other methods have no threshold of their own."""
-    assert get_merger("ram").change_threshold(bound("ram", 2, ram={"eps": 0.25})) == 0.25
-    assert get_merger("ties").change_threshold(bound("ties", 2)) == CHANGE
+    assert get_merger("ram").change_thresholds(bound("ram", 2, ram={"eps": 0.25}), None) == [0.25, 0.25]
+    assert get_merger("ties").change_thresholds(bound("ties", 2), None) == [CHANGE, CHANGE]

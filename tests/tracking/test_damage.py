@@ -42,7 +42,7 @@ def test_resending_after_damage_makes_no_duplicates(root: Path, server: Server) 
     spool = spooled(root)
     attach(spool, {"kind": "artifact"}, "history.csv", "step\n1\n")
     for _ in range(2):
-        spool.append({"kind": "trace", **trace_of(EPISODE)})
+        spool.append({"kind": "trace", **trace_of(EPISODE, "rl step 1")})
     spool.append({"kind": "metric", "name": "loss", "value": 0.5, "step": 0})
     assert not Sender(server, spool).send()
     spool.state_path.write_bytes(b"\0" * 80)

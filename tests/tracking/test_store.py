@@ -22,7 +22,7 @@ from stages.tracking.ui import served
 def send_run(root: Path, stage: str, domain: str | None) -> None:
     spool = spooled(root, stage, domain)
     attach(spool, {"kind": "artifact"}, "history.csv", f"of {stage}")
-    spool.append({"kind": "trace", **trace_of(EPISODE)})
+    spool.append({"kind": "trace", **trace_of(EPISODE, "rl step 1")})
     spool.append({"kind": "end", "status": "FINISHED"})
     assert Sender(Server(root), spool).send()
 

@@ -50,7 +50,7 @@ def test_stage_becomes_a_child_run_with_all_its_events(root: Path, server: Serve
     for step in range(2500):
         spool.append({"kind": "metric", "name": "loss", "value": 1 / (step + 1), "step": step})
     attach(spool, {"kind": "artifact"}, "history.csv", "step\n1\n")
-    spool.append({"kind": "trace", **trace_of(EPISODE)})
+    spool.append({"kind": "trace", **trace_of(EPISODE, "rl step 1")})
     spool.append({"kind": "headline", "values": {"search_sft": 0.5}})
     spool.append({"kind": "end", "status": "FINISHED"})
 
@@ -76,7 +76,7 @@ def test_stage_becomes_a_child_run_with_all_its_events(root: Path, server: Serve
 def test_trace_shows_turns_tool_calls_rewards_and_advantages(root: Path, server: Server) -> None:
     """Per turn: the policy's input, action, log-probability and mean advantage, and the environment's response."""
     spool = spooled(root)
-    spool.append({"kind": "trace", **trace_of(EPISODE)})
+    spool.append({"kind": "trace", **trace_of(EPISODE, "rl step 1")})
     spool.append({"kind": "end", "status": "FINISHED"})
     assert Sender(server, spool).send()
     trace = server.client.search_traces(locations=[server.experiment])[0]
@@ -90,7 +90,10 @@ def test_trace_shows_turns_tool_calls_rewards_and_advantages(root: Path, server:
     assert tool.inputs == {"action": "go"}
     assert tool.outputs == {"observation": "a room", "reward": 0.0, "accepted": True, "cost": 1.0, "advantage": 1.0}
     assert spans["turn 2: take"].inputs["messages"][0]["content"] == "a room"
-    assert {item.name: item.value for item in trace.info.assessments} == {"reward": 1.0, "success": True}
+    assert {item.name: item.value for item in trace.info.assessments} == {"reward": 1.0, "success": True, "format": 0.5}
+    address = "http://127.0.0.1:5001/episodes/index.html#source=rl+step+1&episode=e1"
+    assert trace.info.tags["viewer"] == address
+    assert {item.rationale for item in trace.info.assessments} == {f"[the episode in the viewer]({address})"}
 
 
 def test_interrupted_sending_repeats_without_duplicates(root: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +101,7 @@ def test_interrupted_sending_repeats_without_duplicates(root: Path, server: Serv
     spool = spooled(root)
     for step in range(10):
         spool.append({"kind": "metric", "name": "loss", "value": 0.5, "step": step})
-    spool.append({"kind": "trace", **trace_of(EPISODE)})
+    spool.append({"kind": "trace", **trace_of(EPISODE, "rl step 1")})
     spool.append({"kind": "metric", "name": "loss", "value": 0.25, "step": 10})
 
     confirm, calls = Sender._confirm, 0
@@ -126,7 +129,7 @@ def test_interrupted_sending_repeats_without_duplicates(root: Path, server: Serv
     ]
     assert len(server.client.get_metric_history(runs(server)["rl@search"].info.run_id, "loss")) == 11
     traces = server.client.search_traces(locations=[server.experiment])
-    assert [len(trace.info.assessments) for trace in traces] == [2]
+    assert [len(trace.info.assessments) for trace in traces] == [3]
 
 
 def test_stages_of_one_lifecycle_share_a_parent(root: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

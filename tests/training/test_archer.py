@@ -157,11 +157,12 @@ def test_warmup_updates_train_the_critic_before_the_policy(make_context, tiny_po
         },
         {"replay": {"actions": "played", "bootstrap_truncated": True}, "critic": {"head": {"loss": "c51"}}},
         {"algorithm": "archer_offline", "critic": {"head": {"loss": "hl_gauss"}}},
+        {"critic": {"distribution": {"spread_rate": 0.1}}, "replay": {"samples": 2}},
         {"algorithm": "archer_offline", "replay": {"actions": "fresh", "value_target": "policy"}},
     ],
 )
 def test_resume_after_kill_writes_the_same_bytes(make_context, tiny_policy, changes: dict[str, Any]):
-    """Contract: target network, replay, fresh actions and the token baseline are the same after a kill."""
+    """Contract: target network, replay, fresh actions, running spreads and the token baseline are the same after a kill."""
     sections = {"rl": section(**changes)}
     plain, killed = make_context("rl", "plain", **sections), make_context("rl", "killed", **sections)
     for context in (plain, killed):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
@@ -16,8 +17,8 @@ from stages.training.common.batches import trajectory_batch
 from stages.training.common.ledger import Ledger
 from stages.training.common.loop import make_processes
 from stages.training.rl.critic import Critic
-from stages.training.rl.models import Models
-from stages.training.rl.policy_updates import PolicyUpdates, agreement, check_agreement
+from stages.training.rl.models import Models, make_learners
+from stages.training.rl.policy_updates import PolicyUpdates, agreement, check_agreement, policy_row
 from stages.values.settings import HeadParams
 from training.toys import make_episode
 
@@ -97,6 +98,30 @@ def test_critic_starts_constant_and_learns_without_changing_the_policy(model):
     error = (critic.values(batch.token_ids, batch.mask) - returns)[batch.mask].abs().mean()
     assert error < 0.2
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_running_spread_follows_the_whole_minibatch(model):
+    """Contract: after each update of a Gaussian critic its running spread moves by the mean spread over all trained tokens,
+    however these are split into micro-batches."""
+    batch, found = make_batch(), []
+    for tokens_per_batch in (4096, 1):
+        algorithm = resolve(Rl(algorithm="ppo", group_size=2, critic={"distribution": {"spread_rate": 0.5}}))
+        models = Models.make(algorithm, copy.deepcopy(model), None, make_processes(Resources()), tokens_per_batch)
+        assert models.critic is not None
+        with torch.no_grad():
+            models.critic.output.weight.normal_(generator=torch.Generator().manual_seed(1))
+        learner = make_learners(models, algorithm.rl)["critic"]
+        prepared = algorithm.prepare(models.annotate(batch, algorithm))
+        spreads = models.critic.head.spread(models.critic.logits(batch.token_ids, batch.mask).detach())
+        (update,) = PolicyUpdates(models, algorithm, Ledger()).updates(prepared, 0, ("key",))
+        sums = learner.update(update.micro_batches, update.loss)
+        assert update.on_sums is not None
+        update.on_sums(sums)
+        found.append(float(models.critic.head.running))
+        assert found[-1] == pytest.approx(0.5 * math.log(2) + 0.5 * float(spreads.mean()), rel=1e-4)
+        assert "head.running" in learner.state_dict()["module"]
+        assert policy_row({"critic": sums})["critic_spread"] == pytest.approx(float(spreads.mean()), rel=1e-4)
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
 
 
 def test_critic_warm_up_has_no_policy_updates(model):

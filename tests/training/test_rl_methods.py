@@ -29,8 +29,9 @@ RL: dict[str, Any] = {
 }
 LEARNT = {"reinforce", "rloo", "grpo", "ppo"}
 """Methods that tests/training/test_rl_stage.py trains until they succeed."""
-METHODS = sorted({name for name in names() if composition(name).data == "episodes"} - LEARNT - {"reseek"})
-"""tests/training/test_archer.py has those with a replay buffer, test_judgments_rl.py the one that needs judgments."""
+METHODS = sorted({name for name in names() if composition(name).data == "episodes"} - LEARNT - {"reseek", "router_r1"})
+"""tests/training/test_archer.py has those with a replay buffer, test_judgments_rl.py the one that needs judgments,
+test_priced_rl.py the one that needs prices."""
 
 
 @pytest.mark.parametrize("name", METHODS)

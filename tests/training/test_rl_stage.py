@@ -131,7 +131,7 @@ def test_rl_seed_changes_the_rollouts(make_context):
 
 
 @pytest.mark.parametrize("lora", [False, True])
-@pytest.mark.parametrize("changes", [{}, {**PPO, "epochs": 2, "minibatches": 3}])
+@pytest.mark.parametrize("changes", [{}, {**PPO, "epochs": 2, "minibatches": 3, "critic": {**PPO["critic"], "distribution": {}}}])
 def test_resume_after_kill_writes_the_same_bytes(make_context, changes: dict[str, Any], lora: bool):
     """Contract: outputs after a kill and a second start are those of an undisturbed run."""
     sections = {"rl": {**RL, "steps": 4, **changes}, **(with_lora(make_context) if lora else {})}

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from stages.algorithms.parts.part import AppliesIf, Part
+from stages.algorithms.parts.part import AppliesIf, AppliesTo, Part
 from stages.algorithms.parts.reward import largest_reward
 from stages.algorithms.parts.step_values import not_a_return
 from stages.runtime.validation import NonNegative, ParamsError, Positive
-from stages.values.settings import HeadParams
+from stages.values.settings import HeadParams, ReturnDistribution
 from stages.values.supports import check_support
 
 if TYPE_CHECKING:
@@ -42,7 +42,10 @@ class Critic(Part):
     """gae: weight of the critic's loss."""
     warmup_steps: Annotated[int, Field(ge=0), WITH_CRITIC] = 2
     """Number of first steps in which only the critic is trained."""
-    head: Annotated[HeadParams, WITH_CRITIC] = HeadParams()
+    head: Annotated[HeadParams, WITH_CRITIC, AppliesTo("distribution", None)] = HeadParams()
+    distribution: Annotated[ReturnDistribution | None, WITH_CRITIC] = None
+    """Critics of the mean and the spread of the return, with the loss of DSAC-T (arXiv 2310.05858), in place of `head`; {}: with
+    the paper's settings."""
     init: Annotated[Literal["policy", "value_model"], WITH_CRITIC] = "policy"
     """Initial weights: the policy's backbone with an untrained head, or annotate's step-value model, head included."""
 
@@ -59,8 +62,29 @@ class Critic(Part):
                 "rl.critic.init: value_model initialises the critic with the environment's expected reward-to-go, but rl.reward "
                 "or rl.credit replaces these rewards; set init to policy, or rl.reward and rl.credit to the environment's"
             )
+        if self.distribution is not None:
+            self._check_distribution(rl, self.distribution)
         if shapes_returns(rl):
             _check_support(rl, *reward_range(rl))
+
+    def _check_distribution(self, rl: Rl, distribution: ReturnDistribution) -> None:
+        if self.init == "value_model":
+            raise ParamsError(
+                "rl.critic.init: value_model starts from a model with a scalar head, and rl.critic.distribution learns a spread, "
+                "too; set init to policy, or distribution to null"
+            )
+        if rl.advantage.estimator == "utterance":
+            if rl.replay.value_target == "expectile":
+                raise ParamsError(
+                    "rl.replay.value_target: expectile weights the errors of values, so that their spread would not be that of "
+                    "returns; set it to policy, or rl.critic.distribution to null"
+                )
+            return
+        for name in sorted({"twins", "expected_target"} & distribution.model_fields_set):
+            raise ParamsError(
+                f"rl.critic.distribution.{name} has no effect with advantage.estimator: {rl.advantage.estimator}, whose targets "
+                f"are returns, not values; remove it, or use algorithm archer"
+            )
 
     def contradictions(self, rl: Rl, method: Composition, section: Callable[[str], Any]) -> Iterator[str]:
         if self.init != "value_model":
@@ -91,6 +115,8 @@ def check_returns(rl: Rl, low: float, high: float) -> None:
 
 
 def _check_support(rl: Rl, low: float, high: float) -> None:
+    if rl.critic.distribution is not None:
+        return
     try:
         check_support(rl.critic.head, low, high, "returns")
     except ValueError as error:

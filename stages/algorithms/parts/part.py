@@ -131,7 +131,12 @@ def parts_of(rl: Rl) -> dict[str, Part]:
     return {name: value for name, value in rl if isinstance(value, Part)}
 
 
-SOURCES = {"pairs": "preference pairs", "paths": "correct tree paths", "offline": "an offline dataset"}
+SOURCES = {
+    "pairs": "preference pairs",
+    "paths": "correct tree paths",
+    "attempts": "successful attempts",
+    "offline": "an offline dataset",
+}
 """What methods without `pieces` for played episodes learn from, by `Composition.data`."""
 
 
@@ -142,7 +147,7 @@ def refuse_idle_parts(given: Rl, method: Composition) -> None:
         if method.data in part.data:
             continue
         for key in (key for key in type(part).model_fields if key in part.model_fields_set):
-            if part.data == ("pairs",):
+            if "pairs" in part.data:
                 why = "learns from episodes; set it to null, or algorithm to one that learns from pairs, such as dpo"
             elif method.data in SOURCES:
                 why = f"learns from {SOURCES[method.data]}, not from what it plays; set it to null"

@@ -27,8 +27,9 @@ class Preference(Part):
 
     switch, data = "loss", ("pairs",)
 
-    source: Literal["trees", "imported", "all"] = "trees"
-    """Pairs of data/annotated/<domain>, those that curate imported (curate.imports), or both."""
+    source: Literal["trees", "imported", "all", "guided"] = "trees"
+    """Pairs of data/annotated/<domain>, those that curate imported (curate.imports), or both; guided: successes, plain or with a
+    hint (rl.guidance), against plain failures of the rollout stage."""
     loss: Literal["dpo", "cdpo", "robust_dpo", "slic", "ipo", "kto", "orpo", "simpo", "cpo", "sppo", "own"] = "dpo"
     """The loss of a pair."""
     level: Literal["step", "trajectory"] = "trajectory"
@@ -48,6 +49,11 @@ class Preference(Part):
     """kto: weight of desirable examples."""
     undesirable: Annotated[Positive, AppliesTo("loss", "kto")] = 1.0
     """kto: weight of undesirable examples."""
+    reward_model: bool = False
+    """Also fit a reward model of whole episodes to the pairs, -log sigmoid(s(winner) - s(loser)), for `rl@<domain>+reward` in
+    evaluate.models, which plays the best of evaluate.best_of.n episodes."""
+    reward_learning_rate: Annotated[Positive, AppliesTo("reward_model", True)] = 1e-4
+    """AdamW's, for the reward model."""
     nll_coef: Annotated[NonNegative, AppliesTo("loss", "cpo", "orpo")] = 1.0
     """cpo, orpo: weight of the winner's negative log-probability."""
 
@@ -56,10 +62,21 @@ class Preference(Part):
             raise ParamsError(
                 "rl.preference.pairs_per_step is 1, but kto compares with continuations of other pairs; set it to at least 2"
             )
+        if self.source == "guided" and self.level == "step":
+            raise ParamsError("rl.preference.level is step, and guided attempts are whole episodes: set it to trajectory")
+        if self.reward_model and self.level == "step":
+            raise ParamsError(
+                "rl.preference.reward_model scores whole episodes, and level step compares single actions: set level to "
+                "trajectory"
+            )
 
     def contradictions(self, rl: Rl, method: Composition, section: Callable[[str], Any]) -> Iterator[str]:
         leaves = section("annotate").evaluation
-        full_episodes = method.data == "pairs" and self.level == "trajectory"
+        if method.data != "pairs":
+            return
+        if self.reward_model and section("model").lora.rank:
+            yield "rl.preference.reward_model trains all weights of a second model: set model.lora.rank to 0, or it to false"
+        full_episodes = self.level == "trajectory" and self.source in ("trees", "all")
         if full_episodes and not leaves.keep_rollouts and leaves.kind != "value_model":
             yield (
                 "rl.preference.level: trajectory learns from full episodes, which annotate.evaluation.keep_rollouts: false does "

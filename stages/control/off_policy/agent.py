@@ -8,11 +8,12 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from stages.control.off_policy import dsac_t
 from stages.control.off_policy.lipschitz import local_slopes, slope_penalty
 from stages.control.off_policy.networks import Ensemble, Policy
 from stages.control.off_policy.replay import Replay, Transitions
 from stages.control.off_policy.settings import OffPolicy
+from stages.values import gaussian
+from stages.values.pessimism import similarity
 
 SCALE_EVERY = 1000
 """Updates between measurements of the states' standard deviations."""
@@ -77,13 +78,13 @@ class Agent(nn.Module):
         if settings.critic == "scalar":
             target = batch.reward + discount * (self._means(after).amin(0) - entropy)
             return 0.5 * ((self._means(outputs) - target) ** 2).mean(1).sum()
-        mean, std = dsac_t.distribution(outputs)
+        mean, std = gaussian.distribution(outputs)
         with torch.no_grad():
-            next_mean, next_std = dsac_t.distribution(after)
-            chosen = dsac_t.most_pessimistic(next_mean, dsac_t.sample(next_mean, next_std, generator))
+            next_mean, next_std = gaussian.distribution(after)
+            chosen = gaussian.most_pessimistic(next_mean, gaussian.sample(next_mean, next_std, generator))
             expected, sampled = (batch.reward + discount * (value - entropy) for value in chosen)
-            self.running.copy_(dsac_t.running_spread(self.running, std, settings.gaussian.spread_rate))
-        return dsac_t.critic_loss(mean, std, expected, sampled, self.running, settings.gaussian)
+            self.running.copy_(gaussian.running_spread(self.running, std, settings.gaussian.spread_rate))
+        return gaussian.critic_loss(mean, std, expected, sampled, self.running, settings.gaussian)
 
     def policy_loss(self, batch: Transitions, generator: torch.Generator) -> Tensor:
         """Mean of alpha log pi - min Q over new actions, plus alpha's own loss. No gradient reaches the critics."""
@@ -160,11 +161,3 @@ class Agent(nn.Module):
             pairs.append((self.slow_policy, self.policy))
         for slow, fast in pairs:
             torch._foreach_lerp_(list(slow.parameters()), list(fast.parameters()), self.settings.target_rate)
-
-
-def similarity(gradients: Tensor) -> Tensor:
-    """Mean over the batch of the sum of cosines between all ordered pairs of critics' gradients [N, B, A], divided by N - 1: N if
-    all are equal, 0 if they are orthogonal. EDAC (An et al., arXiv 2110.01548) and RAVL keep it low."""
-    count = len(gradients)
-    units = gradients / (gradients.norm(dim=-1, keepdim=True) + 1e-10)
-    return ((units.sum(0) ** 2).sum(-1) - count).mean() / (count - 1)

@@ -19,7 +19,6 @@ class DeepQ(Loop):
     steps: Count = 50_000
     batch: Count = 64
     replay: Count = 100_000
-    width: Count = 256
     learning_rate: Positive = 2.3e-3
     evaluate_every: Count = 5000
     update_every: Count = 256

@@ -8,27 +8,7 @@ from pydantic import Field, model_validator
 
 from stages.control.off_policy.model_settings import Dynamics, Lipschitz
 from stages.runtime.validation import Count, NonNegative, Positive, Section
-
-
-class GaussianCritic(Section):
-    """A critic of the mean and the spread of the return (stages/control/off_policy/dsac_t.py). With `expected_target` and
-    `adjusted` false and `critics: 1` it is the first DSAC."""
-
-    expected_target: bool = True
-    """Regress the mean on the expected next value; false: on a value sampled from the next return's distribution."""
-    adjusted: bool = True
-    """Clip the sampled target and scale the gradients by the critic's spread; false: clip at `bound`, do not scale."""
-    clip: Positive = 3.0
-    """With adjusted: most standard deviations between a sampled target and the mean."""
-    bound: Positive = 20.0
-    """Without adjusted: most distance between a sampled target and the mean, in units of reward."""
-    huber: Positive | None = 50.0
-    """With adjusted: errors count linearly beyond this; null: never."""
-    half: bool = True
-    """With adjusted: the spread's squared error has the factor 1/2 of the reference code, so that the spread settles at 0.71 of
-    the standard deviation; false: at the standard deviation."""
-    spread_rate: Annotated[float, Field(gt=0.0, le=1.0)] = 0.005
-    """With adjusted: share of the batch's mean spread in its running mean."""
+from stages.values.settings import GaussianCritic
 
 
 class Loop(Section):
@@ -107,14 +87,4 @@ class OffPolicy(Loop):
             raise ValueError(f"gaussian has no effect with critic: {self.critic}; remove it, or set critic: gaussian")
         if self.diversity and self.critics == 1:
             raise ValueError("diversity compares critics, of which there is one; raise critics, or remove diversity")
-        return self
-
-    @model_validator(mode="after")
-    def _idle(self) -> OffPolicy:
-        used = {"clip": True, "huber": True, "half": True, "spread_rate": True, "bound": False}
-        for name, with_adjusted in used.items():
-            if name in self.gaussian.model_fields_set and with_adjusted != self.gaussian.adjusted:
-                raise ValueError(
-                    f"gaussian.{name} has no effect with gaussian.adjusted: {str(self.gaussian.adjusted).lower()}; remove it"
-                )
         return self

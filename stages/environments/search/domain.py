@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from stages.environments.base_domain import (
     GradedDomain,
@@ -18,10 +18,12 @@ from stages.environments.base_domain import (
     some_weight,
     world_by_world,
 )
+from stages.environments.pool import Pool
 from stages.environments.protocol import DomainSettings
 from stages.environments.search.environment import SearchEnvironment
 from stages.environments.search.index import SearchIndex
 from stages.environments.search.judged import JudgedSearchEnvironment, JudgeSettings
+from stages.environments.search.routed import RoutedSearchEnvironment, RouteSettings
 from stages.environments.search.scoring import stated_answer
 from stages.environments.search.world import RELATIONS, Page, World, draw_chain, make_world, question, split_of
 from stages.records.task import Split, Task
@@ -52,8 +54,16 @@ class SearchSettings(DomainSettings):
     # Excluded where absent: the hash of a panel without judgments must not depend on it.
     judge: Annotated[JudgeSettings | None, Field(exclude_if=lambda judge: judge is None)] = None
     """The agent judges each result, `judge yes` or `judge no`, before it goes on: for `rl.algorithm: reseek`."""
+    route: Annotated[RouteSettings | None, Field(exclude_if=lambda route: route is None)] = None
+    """Searches go to members of a pool of priced tools, `search <name>: <question>`: for `rl.algorithm: router_r1`."""
 
     _some_weight = field_validator("hops")(some_weight("hops", "{1: 1, 2: 2, 3: 1}"))
+
+    @model_validator(mode="after")
+    def _one_protocol(self) -> SearchSettings:
+        if self.judge is not None and self.route is not None:
+            raise ValueError("judge and route are two protocols of search; set one of them to null")
+        return self
 
 
 class SearchDomain(GradedDomain[SearchSettings]):
@@ -119,7 +129,7 @@ class SearchDomain(GradedDomain[SearchSettings]):
             domain=self.name,
             split=record["split"],
             seed=record["world"],
-            prompt=self._instructions() + prompt,
+            prompt=self._instructions(record["split"]) + prompt,
             spec={
                 "world": key,
                 "start": record["start"],
@@ -131,17 +141,30 @@ class SearchDomain(GradedDomain[SearchSettings]):
             cluster=f"search-{key}",
         )
 
-    def _instructions(self) -> str:
+    def _instructions(self, split: Split) -> str:
+        """What stands before the question: the actions, with `instructions`, and the pool's members."""
+        route = self.settings.route
+        if route is not None:
+            return (route.directions if self.settings.instructions else "") + route.text(split)
         if not self.settings.instructions:
             return ""
         return INSTRUCTIONS + (JUDGE_INSTRUCTIONS if self.settings.judge is not None else "")
+
+    def tools(self) -> list[str]:
+        """Names of the priced tools."""
+        return [] if self.settings.route is None else [member.name for member in self.settings.route.pool]
 
     def world_files(self, task: Task) -> list[str]:
         return [f"{task.spec['world']}.json"]
 
     def make(self, folder: Path) -> SearchEnvironment:
         settings = self.settings
-        make = SearchEnvironment if settings.judge is None else partial(JudgedSearchEnvironment, judge=settings.judge)
+        make: Callable[..., SearchEnvironment] = SearchEnvironment
+        if settings.judge is not None:
+            make = partial(JudgedSearchEnvironment, judge=settings.judge)
+        if settings.route is not None:
+            pool = Pool(settings.route.pool, settings.route.max_reply_tokens)
+            make = partial(RoutedSearchEnvironment, route=settings.route, pool=pool)
         return make(
             lambda world: self._index(folder / f"{world}.json"),
             settings.results,

@@ -63,7 +63,7 @@ class SearchEnvironment(AnsweringEnvironment[SearchState]):
     def _graded(self, answer: str | None) -> tuple[float, dict[str, float]]:
         """Term `evidence`: share of the hops whose page was shown."""
         gold = self.task.spec["answer"]
-        evidence = [self._number[hop["page"]] in self._state.seen for hop in self.task.spec["chain"]]
+        evidence = self._evidence()
         terms = {
             "exact_match": exact_match(answer or "", gold),
             "f1": token_f1(answer or "", gold),
@@ -71,6 +71,10 @@ class SearchEnvironment(AnsweringEnvironment[SearchState]):
             "evidence": sum(evidence) / len(evidence),
         }
         return terms[self._reward], terms
+
+    def _evidence(self) -> list[bool]:
+        """Which of the question's hops were shown."""
+        return [self._number[hop["page"]] in self._state.seen for hop in self.task.spec["chain"]]
 
     def state_key(self) -> str:
         """The titles of the pages shown, sorted, and the normalised answer if one was given."""

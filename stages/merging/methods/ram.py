@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
 
 from stages.merging.contract import CHANGE, MergeParams
-from stages.merging.deltas import DeltaMethod
+from stages.merging.deltas import DeltaMethod, task_vectors
+from stages.merging.magnitudes import global_threshold, histograms
+from stages.merging.overlap import chance_lift
 from stages.merging.shared_settings import Scaled
 from stages.records.card import Card
 from stages.runtime.validation import NonNegative, Positive, Section
@@ -15,13 +19,15 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
 
-FEW_CHANGES = 0.01
+FEW_CHANGES = 0.1
 """Fraction of changed entries below which the method warns."""
+BY_CHANCE = 1.1
+"""Overlap of two models' changes, relative to that of independent ones, up to which the method warns."""
 
 
-def changed_masks(deltas: Tensor, eps: float) -> Tensor:
-    """m: [N, *shape] bool, true where |t_i| > eps."""
-    return deltas.abs() > eps
+def changed_masks(deltas: Tensor, eps: Sequence[float]) -> Tensor:
+    """m: [N, *shape] bool, true where |t_i| > eps_i."""
+    return deltas.abs() > deltas.new_tensor(eps).reshape(-1, *[1] * (deltas.dim() - 1))
 
 
 def overlap_counts(changed: Tensor) -> tuple[Tensor, Tensor]:
@@ -37,7 +43,7 @@ def enlargement(shared: Tensor, unique: Tensor, r: float, alpha: float) -> list[
     return [1.0 + r * min(both / alone, alpha) if alone else 1.0 for both, alone in counts]
 
 
-def merge_deltas(deltas: Tensor, params: MergeParams, scale: Sequence[float]) -> Tensor:
+def merge_deltas(deltas: Tensor, params: MergeParams, scale: Sequence[float], eps: Sequence[float]) -> Tensor:
     """deltas [N, *shape], overwritten -> [*shape]: 0 where no model changed, l_i w_i t_i where one did, mean of w_i t_i where
     several did."""
     # Model by model and in place, because memory traffic dominates the cost; in float32, as comparisons to bool are slower.
@@ -46,8 +52,8 @@ def merge_deltas(deltas: Tensor, params: MergeParams, scale: Sequence[float]) ->
     total = torch.zeros_like(deltas[0])
     enlarged = torch.zeros_like(total) if any(factor != 1.0 for factor in scale) else None
     count = torch.zeros_like(total)
-    for delta, weight, factor in zip(deltas, params.weights, scale, strict=True):
-        weighted = torch.hardshrink(delta, params.settings.ram.eps)
+    for delta, weight, factor, threshold in zip(deltas, params.weights, scale, eps, strict=True):
+        weighted = torch.hardshrink(delta, threshold)
         count += torch.ne(weighted, 0, out=delta)
         if weight != 1.0:
             weighted *= weight
@@ -61,10 +67,10 @@ def merge_deltas(deltas: Tensor, params: MergeParams, scale: Sequence[float]) ->
 
 
 class RamOptions(Section):
-    """ram, ram_plus."""
+    """ram, ram_plus and their controls."""
 
-    eps: Positive = CHANGE
-    """Smaller changes of a weight count as none."""
+    eps: Positive | Annotated[str, Field(pattern=r"^(100|\d{1,2}(\.\d+)?)%$")] = CHANGE
+    """Smaller changes of a weight count as none; a share such as 10% counts each model's largest changes."""
     r: NonNegative = 0.1
     """ram_plus: unique changes are scaled by 1 + r clip(shared / unique, 0, alpha)."""
     alpha: NonNegative = 1.0
@@ -72,9 +78,26 @@ class RamOptions(Section):
     scope: Literal["global", "tensor"] = "global"
     """Whether overlap is measured over all weights or per tensor."""
 
+    @property
+    def top(self) -> float | None:
+        """The share of each model's weights that counts as changed, if `eps` is one."""
+        return float(self.eps.removesuffix("%")) / 100 if isinstance(self.eps, str) else None
+
 
 class Settings(Scaled):
     ram: RamOptions = RamOptions()
+
+
+def thresholds(params: MergeParams, totals: Mapping[str, Any] | None) -> list[float]:
+    """eps_i, one per model: `ram.eps`, or just below the smallest magnitude among its largest changes."""
+    options = params.settings.ram
+    if options.top is None:
+        return [float(options.eps)] * len(params.weights)
+    assert totals is not None
+    import torch
+
+    limits = torch.stack([global_threshold(counts, options.top) for counts in totals["magnitudes"]])
+    return torch.nextafter(limits, torch.zeros_like(limits)).tolist()  # type: ignore[no-any-return]
 
 
 class Ram(DeltaMethod):
@@ -92,27 +115,43 @@ class Ram(DeltaMethod):
     )
     Settings = Settings
 
+    def scan(self, name: str, base: Tensor | None, models: Sequence[Tensor], params: MergeParams) -> Mapping[str, Any] | None:
+        """Histograms of the magnitudes, [N, 2**20] int64, where eps is a share; else there is nothing to count."""
+        if params.settings.ram.top is None:
+            return None
+        return {"magnitudes": histograms(task_vectors(name, base, models))}
+
     def scale(self, deltas: Tensor, params: MergeParams, totals: Mapping[str, Any] | None) -> list[float]:
         """l_i, one per model: the factor for entries that only model i changed."""
         return [1.0] * deltas.shape[0]
 
     def merged_delta(self, deltas: Tensor, params: MergeParams, rng: Generator, totals: Mapping[str, Any] | None) -> Tensor:
-        return merge_deltas(deltas, params, self.scale(deltas, params, totals))
+        return merge_deltas(deltas, params, self.scale(deltas, params, totals), thresholds(params, totals))
 
     def entrywise(self, params: MergeParams) -> bool:
         return True
 
-    def change_threshold(self, params: MergeParams) -> float:
-        return float(params.settings.ram.eps)
+    def change_thresholds(self, params: MergeParams, totals: Mapping[str, Any] | None) -> list[float]:
+        return thresholds(params, totals)
 
-    def warnings(self, params: MergeParams, changed: Mapping[str, float | None]) -> list[str]:
-        """Warns if nearly all of a specialist's changes are at most eps, and so are ignored."""
-        return [
-            f"with merge.ram.eps {params.settings.ram.eps:g} only {share:.1%} of rl@{domain}'s weights count as changed, so it "
-            "hardly contributes to the merged model; lower merge.ram.eps"
-            for domain, share in changed.items()
-            if share is not None and share < FEW_CHANGES
-        ]
+    def warnings(self, params: MergeParams, diagnostics: Mapping[str, Any]) -> list[str]:
+        """Warns of specialists whose changes are mostly ignored, and of changed weights that overlap as by chance."""
+        eps, said = params.settings.ram.eps, []
+        for domain, one in diagnostics["models"].items():
+            share = one["changed_fraction"]
+            if share is not None and share < FEW_CHANGES:
+                said.append(
+                    f"with merge.ram.eps {eps} only {share:.1%} of rl@{domain}'s weights count as changed, so it contributes "
+                    "little to the merged model; lower merge.ram.eps, or set a share of the weights, such as 30%"
+                )
+        for pair in diagnostics["pairs"]:
+            lift = chance_lift(diagnostics, pair["a"], pair["b"])
+            if lift is not None and lift < BY_CHANCE:
+                said.append(
+                    f"the weights that rl@{pair['a']} and rl@{pair['b']} changed overlap as by chance ({lift:.2f} times it), "
+                    "so their overlap tells little about which changes matter to both"
+                )
+        return said
 
 
 MERGER = Ram()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from stages.merging.contract import MergeParams, Merger, blocks
 from stages.merging.deltas import combine, kept_count, task_vectors
+from stages.merging.magnitudes import global_threshold, histograms
 from stages.merging.shared_settings import Normalized, Scaled, Sparse
 from stages.records.card import Card
 from stages.runtime.validation import Section
@@ -16,9 +17,6 @@ from stages.runtime.validation import Section
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
-# Magnitudes are binned by the top 20 of the 31 bits that order non-negative float32: 2**20 bins of relative width 2**-12.
-_DROPPED_BITS = 11
-_BINS = 1 << 20
 _SAMPLE = 1 << 14
 """Entries of a tensor that the search for its smallest kept magnitude starts from."""
 
@@ -82,27 +80,6 @@ class Trim:
         delta.mul_(mask)
 
 
-def magnitude_bins(delta: Tensor) -> Tensor:
-    """Bin of each |entry|, [n] int64, monotonic in the magnitude."""
-    import torch
-
-    return (delta.reshape(-1).abs().view(torch.int32) >> _DROPPED_BITS).long()
-
-
-def global_threshold(counts: Tensor, density: float) -> Tensor:
-    """Smallest magnitude to keep, scalar float32, from a model's histogram `counts`: [2**20] int64.
-
-    It is the lower edge of the bin of the entry of rank int(density * n): at least that many entries are kept, and the surplus is
-    within a relative 2**-12 of it.
-    """
-    import torch
-
-    at_least = counts.flip(0).cumsum(0)
-    keep = kept_count(density, int(at_least[-1]))
-    from_top = int(torch.searchsorted(at_least, torch.tensor(keep)))
-    return torch.tensor((_BINS - 1 - from_top) << _DROPPED_BITS, dtype=torch.int32).view(torch.float32)
-
-
 class TiesOptions(Section):
     """ties, dare_ties."""
 
@@ -137,12 +114,9 @@ class Ties(Merger):
 
     def scan(self, name: str, base: Tensor | None, models: Sequence[Tensor], params: MergeParams) -> Mapping[str, Any] | None:
         """Histograms of the magnitudes, [N, 2**20] int64, for the global scope; None for the tensor scope."""
-        import torch
-
         if params.settings.ties.scope == "tensor":
             return None
-        deltas = task_vectors(name, base, models)
-        return {"magnitudes": torch.stack([torch.bincount(magnitude_bins(delta), minlength=_BINS) for delta in deltas])}
+        return {"magnitudes": histograms(task_vectors(name, base, models))}
 
     def trims(
         self, name: str, base: Tensor | None, models: Sequence[Tensor], params: MergeParams, totals: Mapping[str, Any] | None

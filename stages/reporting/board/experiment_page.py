@@ -186,9 +186,9 @@ def _per_seed(row: Row) -> tuple[str, ...]:
     return (str(row.number), f"`{claim.metric}`", *arms)
 
 
-def experiment_page(of_slug: list[Row], saved: Saved | None, curves: str, code: str | None) -> str:
+def experiment_page(of_slug: list[Row], saved: Saved | None, curves: str, code: str | None, tradeoff: str = "") -> str:
     """The page. of_slug: the experiment's claims; curves: the text about its learning curves, "" in lanes without any; code: hash
-    of the code that a run would have now, None if no run has been made."""
+    of the code that a run would have now, None if no run has been made; tradeoff: the text about cost against success, if any."""
     slug, experiment = of_slug[0].slug, of_slug[0].experiment
     head = f"{experiment.paper}; `{experiment.switch}`. Run it: `make claims METHOD={slug}`. [All experiments](README.md)."
     parts = [f"# {experiment.method}", head]
@@ -197,6 +197,8 @@ def experiment_page(of_slug: list[Row], saved: Saved | None, curves: str, code: 
     parts += [_claims(of_slug), _looks(of_slug), *_explanations(experiment, of_slug)]
     if curves:
         parts.append(f"## Learning curves\n\n{curves}")
+    if tradeoff:
+        parts.append(f"## Cost against success\n\n{tradeoff}")
     if experiment.lane == "rl":
         parts += [f"## Gate\n\n{_gate(experiment, saved)}", f"## Tuning\n\n{_tuning(experiment, saved)}"]
     parts.append("## What the verdicts are conditional on\n\n" + conditions(experiment, saved, code))

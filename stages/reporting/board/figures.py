@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +16,7 @@ from stages.reporting.board.index import FAMILIES
 from stages.reporting.board.rows import Row
 from stages.reporting.figures.claim_curves import Curve, learning_curves
 from stages.reporting.figures.forest import Mark, Panel, forest
+from stages.reporting.figures.spending import spending
 from stages.reporting.style import drawing, to_svg
 
 FOREST = FOLDER / "figures" / "board.svg"
@@ -26,6 +29,11 @@ TITLE = "Differences of all judged claims, with their intervals"
 def curves_figure(slug: str) -> Path:
     """The figure of an experiment's learning curves, relative to the checkout."""
     return FOLDER / "figures" / f"{slug}_curves.svg"
+
+
+def tradeoff_figure(slug: str) -> Path:
+    """The figure of an experiment's cost against success, relative to the checkout."""
+    return FOLDER / "figures" / f"{slug}_tradeoff.svg"
 
 
 def _marks(found: list[Row], shares: bool) -> dict[str, list[Mark]]:
@@ -62,6 +70,24 @@ def forest_svg(found: list[Row]) -> str | None:
         return None
     with drawing():
         return to_svg(forest(panels), "forest", TITLE, standalone=True).text
+
+
+def tradeoff_svg(slug: str, experiment: Experiment, saved: Mapping[str, Any]) -> str | None:
+    """Cost against success of the arms in `tradeoff`, means over seeds with their ranges, as an SVG file; None before every one
+    of them has a run."""
+    points = {}
+    for arm in experiment.tradeoff:
+        runs = [run["metrics"] for name, run in saved["runs"].items() if name.rpartition("/")[0] == arm]
+        found = [[run[metric] for run in runs if metric in run] for metric in ("panel.cost", "panel.success")]
+        if not all(found):
+            return None
+        points[arm] = tuple({"mean": fmean(of), "low": min(of), "high": max(of)} for of in found)
+    if not points:
+        return None
+    title = f"Cost against success of {experiment.method}"
+    with drawing():
+        figure = spending(points, line=True)
+        return to_svg(figure, f"tradeoff-{slug.replace('_', '-')}", title, standalone=True).text
 
 
 def read_curves(root: Path, slug: str, experiment: Experiment) -> tuple[dict[str, list[Curve]], str]:

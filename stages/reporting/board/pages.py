@@ -10,7 +10,15 @@ from stages.claims.experiment import FOLDER, Experiment
 from stages.claims.results import result_path
 from stages.records.episode import read_json
 from stages.reporting.board.experiment_page import Saved, experiment_page, page_of
-from stages.reporting.board.figures import FOREST, curves_figure, curves_svg, forest_svg, read_curves
+from stages.reporting.board.figures import (
+    FOREST,
+    curves_figure,
+    curves_svg,
+    forest_svg,
+    read_curves,
+    tradeoff_figure,
+    tradeoff_svg,
+)
 from stages.reporting.board.index import PAGE, index_page, total_cost
 from stages.reporting.board.rows import by_experiment, rows, saved_results
 
@@ -40,6 +48,19 @@ def _curves(root: Path, slug: str, experiment: Experiment, saved: Saved | None) 
     return text, {figure: curves_svg(slug, experiment.method, curves, unit)}
 
 
+def _tradeoff(slug: str, experiment: Experiment, saved: Saved | None) -> tuple[str, dict[Path, str]]:
+    """(the text about cost against success, "" without its figure; the figure by path)."""
+    drawn = tradeoff_svg(slug, experiment, saved) if saved is not None else None
+    if drawn is None:
+        return "", {}
+    figure = tradeoff_figure(slug)
+    text = (
+        f"![Cost on the panel against success, by arm]({figure.relative_to(FOLDER).as_posix()})\n\nMeans over seeds; bars: from "
+        f"the lowest to the highest seed. The line joins {', '.join(f'`{arm}`' for arm in experiment.tradeoff)}."
+    )
+    return text, {figure: drawn}
+
+
 def pages(root: Path) -> dict[Path, str]:
     """The index, reports/claims/README.md, a page per experiment, and their figures, by path relative to `root`."""
     found = rows(root)
@@ -49,11 +70,12 @@ def pages(root: Path) -> dict[Path, str]:
     for slug, of_slug in grouped.items():
         experiment, saved = of_slug[0].experiment, results[slug]
         text, drawn = _curves(root, slug, experiment, saved)
+        traded, curve = _tradeoff(slug, experiment, saved)
         code = code_of(root, experiment.program) if saved is not None else None
-        files |= {page_of(slug): experiment_page(of_slug, saved, text, code), **drawn}
+        files |= {page_of(slug): experiment_page(of_slug, saved, text, code, traded), **drawn, **curve}
     plot = forest_svg(found)
     if plot is not None:
         files[FOREST] = plot
-    figure = FOREST.relative_to(FOLDER).as_posix() if plot is not None else None
-    files[PAGE] = index_page(found, results, total_cost(_stored(root, grouped)), figure)
+    shown = FOREST.relative_to(FOLDER).as_posix() if plot is not None else None
+    files[PAGE] = index_page(found, results, total_cost(_stored(root, grouped)), shown)
     return files

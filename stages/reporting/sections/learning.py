@@ -23,6 +23,8 @@ INTROS = {
     f"become more likely than losing ones. {OFFLINE}",
     "paths": "One copy of the fine-tuned policy per domain is trained on the paths of tree search that end in a success. "
     f"{OFFLINE}",
+    "attempts": "One copy of the fine-tuned policy per domain is trained on its own successful attempts of the rollout stage; "
+    f"with rl.settings.guided also on those with a hint. {OFFLINE}",
     "offline_replay": "One copy of the fine-tuned policy per domain is trained on an offline dataset, its own episodes and "
     f"others': a critic learns the values of turns, and actions of the dataset are weighted by advantage. {OFFLINE}",
     "offline": "One copy of the fine-tuned policy per domain is trained on stored programs: solutions, mistakes, and the "

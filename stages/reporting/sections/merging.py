@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stages.merging.overlap import chance_lift
 from stages.reporting.blocks import Block, Drawing, Figures, Section, Table, Text, all_numbers, draw, missing, number
 from stages.reporting.figures.merging import changed_by_group, overlap_matrix, percent, sharing_histogram
 from stages.reporting.inputs import Inputs
@@ -34,10 +35,24 @@ def _model_table(models: Mapping[str, Any], domains: list[str]) -> Table:
     return Table("Task vectors", ("specialist", "changed", "unique (of changed)", "exact zeros", "norm", "largest change"), rows)
 
 
+def limits(eps: float | Sequence[float]) -> str:
+    """The threshold of all specialists, or each one's."""
+    return number(eps) if isinstance(eps, (int, float)) else f"{', '.join(map(number, eps))} (by specialist, in order)"
+
+
+def _overlap_table(diagnostics: Mapping[str, Any]) -> Table:
+    """Overlap of each two specialists' changes beside that of independent ones."""
+    rows = [
+        [f"{pair['a']}, {pair['b']}", percent(pair["jaccard"]), number(chance_lift(diagnostics, pair["a"], pair["b"]))]
+        for pair in diagnostics["pairs"]
+    ]
+    return Table("Overlap beside chance", ("specialists", "Jaccard index", "overlap / overlap of independent changes"), rows)
+
+
 def merge_section(inputs: Inputs) -> Section:
     merge = inputs.merge
     diagnostics = (merge or {}).get("diagnostics") or {}
-    threshold = f" A weight is changed if it moved by more than {number(diagnostics['eps'])}." if "eps" in diagnostics else ""
+    threshold = f" A weight is changed if it moved by more than {limits(diagnostics['eps'])}." if "eps" in diagnostics else ""
     section = Section("merge", "Merge", INTRO + threshold)
     if merge is None:
         section.blocks.append(missing("reports/merge.json", "merge"))
@@ -69,6 +84,8 @@ def merge_section(inputs: Inputs) -> Section:
     if small:
         blocks.append(Figures(small))
     if diagnostics.get("groups"):
+        if pairs:
+            blocks.append(_overlap_table(diagnostics))
         caption = "Share of weights changed by each specialist, and by two or more, by layer and module."
         blocks.append(Figures([draw("merge-groups", caption, changed_by_group, diagnostics["groups"], domains)]))
     if not diagnostics:

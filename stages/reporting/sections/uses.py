@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stages.algorithms.parts.critic import learns_values
+from stages.algorithms.parts.guidance import plays_guided
 from stages.algorithms.resolve import resolve_section, warm_start_of
 from stages.params import Params
 from stages.reporting.blocks import Block, Heading, Table, Text, number
@@ -24,10 +25,12 @@ def used(params: Params, domain: str) -> list[str]:
     found = []
     first = warm_start_of(rl)
     for learns, section in ((method, rl), *([first] if first else [])):
-        if learns.data == "pairs" and section.preference.source != "imported":
+        if learns.data == "pairs" and section.preference.source in ("trees", "all"):
             found.append("preference pairs for RL")
         if learns.data == "paths":
             found.append("correct paths for RL")
+        if plays_guided(section) and section.guidance.source == "mcts":
+            found.append("hints for guided attempts")
     if rl.credit.kind == "annotated":
         found.append("step credit from the step-value model")
     if rl.credit.kind == "progress" and rl.credit.step_reward == "spa":

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import urlencode
 
-VIEWER = "episodes/index.html"
-"""From the report."""
+from stages.records.addresses import VIEWER
 
 
 def side_by_side(domain: str, model: str, baseline: str) -> str:

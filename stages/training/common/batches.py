@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from stages.algorithms.batch import Observed, TrajectoryBatch, TurnTerms, Written
+from stages.algorithms.batch import Costs, Observed, TrajectoryBatch, TurnTerms, Written
 from stages.records.episode import Episode, Owner
+from stages.records.tools import CALLS, has_prices, number_of_calls, spent, tools_called
 from stages.training.common.kept import with_kept
-from stages.training.common.step_keys import step_keys, tools_called
+from stages.training.common.step_keys import step_keys
 
 OVERLONG = ("context", "length", "thinking")
 """Stop reasons of episodes that ran out of tokens."""
@@ -68,15 +69,25 @@ def trajectory_batch(episodes: Sequence[Episode]) -> TrajectoryBatch:
         overlong=torch.tensor([episode.stop_reason in OVERLONG for episode in episodes]),
         success=torch.tensor([episode.success for episode in episodes]),
         accepted=padded([[turn.accepted for turn in episode.turns] for episode in episodes], True, torch.bool, width),
-        tool_calls=torch.tensor([sum(turn.cost for turn in episode.turns) for episode in episodes], dtype=torch.float32),
+        tool_calls=torch.tensor([sum(map(number_of_calls, episode.turns)) for episode in episodes], dtype=torch.float32),
         terms={name: torch.tensor([float(episode.reward_terms.get(name, 0.0)) for episode in episodes]) for name in terms},
         tools=torch.tensor([tools_called(episode) for episode in episodes]),
     )
+    if has_prices(episodes):
+        batch = with_prices(batch, episodes)
     observed = Observed(owner == int(Owner.ENVIRONMENT))
     batch = batch.with_extra(step_keys(episodes, width), observed, turn_terms(episodes, width))
     if bool((owner > int(Owner.EXTERNAL)).any()):
         batch = batch.with_extra(Written(owner))
     return with_kept(batch, episodes)
+
+
+def with_prices(batch: TrajectoryBatch, episodes: Sequence[Episode]) -> TrajectoryBatch:
+    """The batch with what its episodes spent on priced tools, and metrics per episode: `spent`, and `calls_<tool>`."""
+    costs = torch.tensor([spent(episode) for episode in episodes], dtype=torch.float32)
+    tools = [name.removeprefix(CALLS) for name in batch.terms if name.startswith(CALLS)]
+    calls = {f"calls_{tool}": float(batch.terms[CALLS + tool].mean()) for tool in tools}
+    return batch.with_extra(Costs(costs)).with_metrics(spent=float(costs.mean()), **calls)
 
 
 def turn_terms(episodes: Sequence[Episode], width: int) -> TurnTerms:

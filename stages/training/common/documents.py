@@ -41,16 +41,19 @@ class Documents:
         return self.token_ids[index, :width].to(device), self.mask[index, :width].to(device)
 
 
-def encode(chat: Chat, demonstrations: Sequence[Episode], max_length: int) -> Documents:
-    """Demonstrations as documents, in order; turns taken over from another episode (`inherited`) are not trained.
+def encode(chat: Chat, demonstrations: Sequence[Episode], max_length: int, hints: Sequence[str] = ()) -> Documents:
+    """Demonstrations as documents, in order; turns taken over from another episode (`inherited`) are not trained. hints: one for
+    each, "" for none; one that leaves too little room is left out.
 
     Raises ValueError if there are none, and for one of more than `max_length` tokens.
     """
     if not demonstrations:
         raise ValueError("there are no demonstrations to train on; see reports/curate/<domain>.json for why they were rejected")
     ids, owners = [], []
-    for episode in demonstrations:
-        encoded = chat.encode_demonstration(episode.messages)
+    for place, episode in enumerate(demonstrations):
+        encoded = chat.encode_demonstration(episode.messages, hints[place] if hints else "")
+        if hints and len(encoded.token_ids) > max_length:
+            encoded = chat.encode_demonstration(episode.messages)
         if len(encoded.token_ids) > max_length:
             raise ValueError(
                 f"demonstration {episode.episode_id} has {len(encoded.token_ids)} tokens, over model.max_length ({max_length}); "

@@ -70,6 +70,8 @@ class Update:
     loss: Callable[[Any], Iterator[LossTerms]]
     on_tokens_trained: Callable[[Tensor, Tensor], None] | None = None
     """Called with the rows and mask of all trained tokens of all processes (`LossTerms.trained`)."""
+    on_sums: Callable[[Sums], None] | None = None
+    """Called after the step with its statistics, which are the same in all processes."""
     role: str = ""
     """The role whose episodes it learns from, if they are not the step's main ones."""
 
@@ -236,6 +238,8 @@ def run_loop(
             for update in job.updates(step):
                 learner = job.learners[update.learner]
                 new = learner.update(update.micro_batches, update.loss, update.on_tokens_trained)
+                if update.on_sums is not None:
+                    update.on_sums(new)
                 merge_sums(sums.setdefault(update.label, Sums()), new)
             row = {"step": float(step + 1), **job.finish(step, sums)}
             history.append(row)

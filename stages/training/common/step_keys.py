@@ -24,11 +24,6 @@ def draw_of(episode: Episode, turn: int, by_id: Mapping[str, Episode]) -> tuple[
     return episode.episode_id, turn
 
 
-def tools_called(episode: Episode) -> int:
-    """Number of different tools that an episode called: first words of accepted actions with a cost."""
-    return len({turn.action_key.split(" ")[0] for turn in episode.turns if turn.accepted and turn.cost > 0})
-
-
 def step_keys(episodes: Sequence[Episode], width: int) -> StepKeys:
     """The StepKeys of a batch of these episodes, of at most `width` turns.
 

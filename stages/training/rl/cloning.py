@@ -1,8 +1,9 @@
-"""The job that clones correct tree paths: each step is one optimiser update on some of them."""
+"""The job that clones correct tree paths, or successful attempts: each step is one optimiser update on some of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,11 +14,14 @@ from stages.algorithms.algorithm import Algorithm
 from stages.algorithms.batch import LossTerms, TrajectoryBatch
 from stages.annotation.correct_paths import correct_episodes
 from stages.environments.protocol import Domain
-from stages.records.episode import read_rows
+from stages.records.episode import Episode, read_rows, write_table
+from stages.seeding import permutation
 from stages.training.common.batches import take, trajectory_batch
 from stages.training.common.kept import kept_of
 from stages.training.common.loop import Sums, Update
 from stages.training.common.processes import Processes
+from stages.training.rl.guided_pairs import usable_successes
+from stages.training.rl.guided_pass import GUIDED_SCHEMA, Attempts
 from stages.training.rl.job import History, RlJob
 from stages.training.rl.models import Models, make_learners
 from stages.training.rl.sampler import EpochSampler
@@ -42,24 +46,60 @@ def cloning_loss(
     return loss
 
 
+def chosen_successes(plain: Sequence[Episode], fraction: float, seed: int) -> list[Episode]:
+    """round(fraction * n) of the n successes, drawn at random and sorted by id."""
+    successes = sorted((episode for episode in plain if episode.success), key=lambda episode: episode.episode_id)
+    chosen = permutation(successes, "rejection_sft", seed)[: round(fraction * len(successes))]
+    return sorted(chosen, key=lambda episode: episode.episode_id)
+
+
 class CloningJob(RlJob):
     """See `RlJob`."""
 
     def __init__(
-        self, context: StageContext, algorithm: Algorithm, policy: Policy, processes: Processes, domain: Domain | None
+        self,
+        context: StageContext,
+        algorithm: Algorithm,
+        policy: Policy,
+        processes: Processes,
+        domain: Domain | None,
+        attempts: Attempts | None = None,
     ) -> None:
         super().__init__(context, algorithm, policy, processes, domain)
-        settings, nodes = self.rl.settings, self.annotated / "nodes.parquet"
-        self.paths = correct_episodes(read_rows(nodes), settings.per_tree, str(context.domain))
-        if not self.paths:
+        self.attempts = attempts
+        self.paths = self._tree_paths() if attempts is None else self._successes(attempts)
+        self.per_step = min(self.rl.settings.paths_per_step, len(self.paths))
+        self.sampler = EpochSampler(len(self.paths), self.per_step, self.seed, f"paths@{context.domain}")
+        self.models = Models.make(algorithm, policy.model, None, processes, self.tokens_per_batch)
+        self.learners = make_learners(self.models, self.rl)
+
+    def _tree_paths(self) -> list[Episode]:
+        nodes = self.annotated / "nodes.parquet"
+        paths = correct_episodes(read_rows(nodes), self.rl.settings.per_tree, str(self.context.domain))
+        if not paths:
             raise ValueError(
                 f"{nodes} has no path to a success to clone; raise annotate.tasks or annotate.iterations, or choose another "
                 f"rl.algorithm"
             )
-        self.per_step = min(settings.paths_per_step, len(self.paths))
-        self.sampler = EpochSampler(len(self.paths), self.per_step, self.seed, f"paths@{context.domain}")
-        self.models = Models.make(algorithm, policy.model, None, processes, self.tokens_per_batch)
-        self.learners = make_learners(self.models, self.rl)
+        return paths
+
+    def _successes(self, attempts: Attempts) -> list[Episode]:
+        settings = self.rl.settings
+        paths = chosen_successes(attempts.plain, settings.fraction, self.seed)
+        if settings.guided:
+            paths += usable_successes(attempts, self.rl.guidance)[0]
+        if not paths:
+            raise ValueError(
+                f"{settings.fraction:g} of the successes among {len(attempts.plain)} plain attempts at training tasks of "
+                f"{self.context.domain} is none to learn from; raise rollout.tasks, rollout.attempts or the fraction, "
+                f"or set rl.warm_start to {{}} if it is the warm start"
+            )
+        return paths
+
+    def save_tables(self, folder: Path) -> None:
+        """Write the guided attempts, if there are any."""
+        if self.attempts is not None and self.attempts.guided:
+            write_table(folder / "guided.parquet", GUIDED_SCHEMA, self.attempts.rows())
 
     def updates(self, step: int) -> Iterator[Update]:
         batch = trajectory_batch([self.paths[place] for place in self.sampler.batch(step)])
@@ -79,9 +119,10 @@ class CloningJob(RlJob):
 
     def report(self, history: History) -> dict[str, Any]:
         return {
-            "environment_steps": 0,
+            "environment_steps": self.attempts.steps if self.attempts is not None else 0,
             "paths": len(self.paths),
-            "trees": len({path.task_id for path in self.paths}),
+            "trees" if self.attempts is None else "tasks": len({path.task_id for path in self.paths}),
+            **({"guidance": self.attempts.report()} if self.attempts is not None else {}),
             "passes": len(history) * self.per_step / len(self.paths),
             "loss_first": history[0]["loss"],
             "loss_last": history[-1]["loss"],

@@ -76,7 +76,7 @@ class SelfImitation:
         def either(part: tuple[Callable[[Any], Iterator[LossTerms]], Any]) -> Iterator[LossTerms]:
             return part[0](part[1])
 
-        return Update(update.learner, [*own, *replayed], either, update.on_tokens_trained)
+        return replace(update, micro_batches=[*own, *replayed], loss=either)
 
     def state_dict(self) -> dict[str, Any]:
         return self.buffer.state_dict()

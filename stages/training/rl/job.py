@@ -44,12 +44,14 @@ class RlJob(Job):
         """Sample episodes for the report, with step and advantages."""
 
     def state_dict(self) -> dict[str, Any]:
-        return {"ledger": self.ledger.state_dict(), "algorithm": self.algorithm.state}
+        return {"ledger": self.ledger.state_dict(), "algorithm": self.algorithm.state, "costs": self.algorithm.costs}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.ledger.load_state_dict(state["ledger"])
         self.algorithm.state.clear()
         self.algorithm.state.update(state["algorithm"])
+        self.algorithm.costs.clear()
+        self.algorithm.costs.update(state["costs"])
 
     def report(self, history: History) -> dict[str, Any]:
         """The job's part of reports/rl/<domain>.json."""

@@ -273,7 +273,7 @@ def make_critics(
 ) -> tuple[Critic | None, TurnCriticModel | None]:
     """The critics of tokens and of turns that the algorithm needs; see `Models.make`."""
     params = algorithm.rl.critic
-    head, start = params.head or HeadParams(), None
+    head, start = params.distribution or params.head, None
     if annotated is not None and params.init == "value_model" and learns_values(algorithm.rl):
         start = StepValueModel.load(annotated / "value_model", str(policy.device))
         if recomputes(policy):

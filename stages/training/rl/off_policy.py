@@ -21,11 +21,12 @@ from stages.records.episode import Episode, Owner, TurnRecord
 from stages.seeding import key64
 from stages.training.common.adapters import trained_names, twin
 from stages.training.common.batches import padded, trajectory_batch, turn_boundaries, turn_ends
-from stages.training.common.loop import Update
+from stages.training.common.loop import Sums, Update
 from stages.training.rl.models import Models
 from stages.training.rl.policy_updates import PolicyUpdates
 from stages.training.rl.replay_buffer import ReplayBuffer
-from stages.values.turn_critic import Turns, losses, polyak_update
+from stages.values.gaussian import GaussianHead, standard_normal
+from stages.values.turn_critic import TWINS, Turns, losses, polyak_update
 
 
 def one_turn(episode: Episode, place: int, name: str, turn: Turn) -> Episode:
@@ -97,7 +98,8 @@ class OffPolicy:
         if replay.value_target == "policy":
             fresh = self.redraw([episode for draw in draws for episode in draw], replay.samples, *key, "critic")
         for number, episodes in enumerate(draws):
-            yield self._critic_update(episodes, fresh[number * replay.episodes : (number + 1) * replay.episodes])
+            redrawn = fresh[number * replay.episodes : (number + 1) * replay.episodes]
+            yield self._critic_update(episodes, redrawn, *key, "spread", number)
             polyak_update(self.target, self.critic, replay.tau)
         if step < rl.critic.warmup_steps:
             return
@@ -147,11 +149,13 @@ class OffPolicy:
         rows = list(range(batch.size))
         return batch.with_(logprobs_old=self.models.logprobs(self.models.policy, batch, rows, rl.sampling.temperature))
 
-    def _critic_update(self, episodes: Sequence[Episode], fresh: Sequence[Sequence[Episode]]) -> Update:
+    def _critic_update(self, episodes: Sequence[Episode], fresh: Sequence[Sequence[Episode]], *key: object) -> Update:
         rl, device = self.algorithm.rl, self.models.policy.device
         chat = self.chat if rl.replay.bootstrap_truncated else None
         turns = as_turns(episodes, self.algorithm.shape, chat, self.max_length)
         total, gamma = float(turns.real.sum()), rl.advantage.gamma
+        head = self.critic.head
+        noise = standard_normal((2, *turns.real.shape), *key) if isinstance(head, GaussianHead) else None
 
         def loss(rows: list[int]) -> Iterator[LossTerms]:
             part, drawn = turns.rows(rows, device), None
@@ -159,15 +163,23 @@ class OffPolicy:
                 tokens = [made.token_ids for row in rows for made in fresh[row]]
                 ends = torch.tensor([len(row) - 1 for row in tokens], device=device)
                 drawn = padded(tokens, 0, torch.int64).to(device), ends, rl.replay.samples
-            found = losses(self.critic, self.target, part, gamma, drawn, rl.replay.expectile)
+            noise_part = None if noise is None else noise[:, rows, : part.real.shape[1]].to(device)
+            found = losses(self.critic, self.target, part, gamma, drawn, rl.replay.expectile, noise_part)
             share = ((found.q + found.v).sum(0) * part.real).sum() / total
             sums = {"loss": share.detach(), "turns": part.real.sum()}
             sums["td_error"] = (found.q_error.square().mean(0) * part.real).sum()
             sums["outside"] = (found.outside.float().mean(0) * part.real).sum()
+            if found.spread is not None:
+                sums |= {f"spread_{place}": (each * part.real).sum() for place, each in enumerate(found.spread)}
             yield LossTerms(share, sums)
 
+        def follow(sums: Sums) -> None:
+            assert isinstance(head, GaussianHead)
+            head.follow(torch.tensor([sums[f"spread_{place}"] for place in range(2 * TWINS)]) / total)
+
         padded_ids = torch.nn.functional.pad(turns.token_ids, (0, 1))
-        return Update("turn_critic", self.models.plan_reads(padded_ids, turns.reads, list(range(len(episodes)))), loss)
+        plan = self.models.plan_reads(padded_ids, turns.reads, list(range(len(episodes))))
+        return Update("turn_critic", plan, loss, on_sums=follow if noise is not None else None)
 
     def state_dict(self) -> dict[str, Any]:
         """The target network's trained weights, and the played episodes."""

@@ -29,6 +29,7 @@ from stages.environments.protocol import Domain
 from stages.environments.registry import returns_of
 from stages.records.episode import Episode, episode_row, read_episodes, read_json, read_tasks
 from stages.records.sections import params_hash
+from stages.records.tools import number_of_calls
 from stages.training.common.batches import trajectory_batch
 from stages.training.common.loop import Sums, Update
 from stages.training.common.processes import Processes
@@ -304,7 +305,7 @@ class OnlineJob(RlJob):
                 self.samples.append({**episode_row(episode), "step": step + 1, "advantages": advantages})
 
     def finish(self, step: int, sums: Mapping[str, Sums]) -> dict[str, float]:
-        count = len(self.played)
+        count, everything = len(self.played), (*self.played, *self.greedy, *self.beside)
         mismatch = agreement(policy_sums(sums))
         check_agreement(mismatch, self.context.params.resources.precision, step)
         self.logprob_mismatch = {name: max(self.logprob_mismatch.get(name, 0.0), value) for name, value in mismatch.items()}
@@ -320,9 +321,8 @@ class OnlineJob(RlJob):
             "truncated": sum(episode.truncated for episode in self.played) / count,
             "kl": self.metrics.pop("kl"),
             "episodes": float(count + len(self.greedy) + len(self.beside)),
-            "environment_steps": self.tree_metrics.get("tree_steps", 0.0)
-            + sum(len(episode.played) for episode in (*self.played, *self.greedy, *self.beside)),
-            "tool_calls": sum(turn.cost for episode in (*self.played, *self.greedy, *self.beside) for turn in episode.played),
+            "environment_steps": self.tree_metrics.get("tree_steps", 0.0) + sum(len(episode.played) for episode in everything),
+            "tool_calls": sum(number_of_calls(turn) for episode in everything for turn in episode.played),
             "branches": sum(bool(episode.parent) for episode in self.played) / count,
             "endings": distinct_endings(self.played),
             "lr": self.learners["policy"].schedule(max(0, self.learners["policy"].updates - 1)),

@@ -20,6 +20,7 @@ from stages.training.common.ledger import Ledger
 from stages.training.common.loop import Sums, Update
 from stages.training.rl.models import Models
 from stages.training.rl.observation import observed_tokens, observed_weight, on_policy_tokens, with_observations
+from stages.values.gaussian import GaussianHead
 
 LOGPROB_TOLERANCE = {"float32": 1e-5, "bfloat16": 0.1}
 """By resources.precision: the largest accepted mean difference of sampling and training log-probs; tokens that differ by more are
@@ -147,14 +148,20 @@ class PolicyUpdates:
             micro = take(batch, rows, critic.output.weight.device)
             assert micro.returns is not None
             weights = micro.weights[:, None].expand(micro.mask.shape)[micro.mask]
-            per_token, values = critic.loss(micro.token_ids, micro.mask, micro.returns)
+            per_token, values, spread = critic.loss(micro.token_ids, micro.mask, micro.returns)
             share = (per_token * weights).sum() / total.tokens
             returns = micro.returns[micro.mask].double()
             sums = {"loss": share.detach(), "tokens": weights.sum(), "outside": (critic.head.outside(returns) * weights).sum()}
             sums |= {"error": ((values - returns).square() * weights).sum(), "returns": (returns * weights).sum()}
+            if spread is not None:
+                sums["spread"] = (spread * weights).sum()
             yield LossTerms(coef * share, {**sums, "squares": (returns.square() * weights).sum()})
 
-        return Update("critic", plan, loss)
+        def follow(sums: Sums) -> None:
+            assert isinstance(critic.head, GaussianHead)
+            critic.head.follow(torch.tensor([sums["spread"] / max(sums["tokens"], 1.0)]))
+
+        return Update("critic", plan, loss, on_sums=follow if isinstance(critic.head, GaussianHead) else None)
 
 
 def agreement(policy: Mapping[str, float]) -> dict[str, float]:
@@ -225,6 +232,8 @@ def policy_row(sums: Mapping[str, Sums]) -> dict[str, float]:
             "td_error": turn_critic["td_error"] / turns,
             "utterance_clamped": turn_critic["outside"] / turns,
         }
+        if "spread_0" in turn_critic:
+            row["utterance_spread"] = (turn_critic["spread_0"] + turn_critic["spread_1"]) / 2 / turns
     critic = sums.get("critic")
     if critic:
         row |= {"critic_loss": critic["loss"] / critic["updates"], "critic_grad_norm": critic["grad_norm"] / critic["updates"]}
@@ -233,4 +242,6 @@ def policy_row(sums: Mapping[str, Sums]) -> dict[str, float]:
         row["critic_mse"] = critic["error"] / tokens
         row["critic_explained_variance"] = 1.0 - row["critic_mse"] / variance if variance > 1e-12 else 0.0
         row["critic_clamped"] = critic["outside"] / tokens
+        if "spread" in critic:
+            row["critic_spread"] = critic["spread"] / tokens
     return row

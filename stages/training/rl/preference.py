@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,41 +17,23 @@ from stages.agent.policy import Policy
 from stages.algorithms.algorithm import Algorithm
 from stages.algorithms.batch import LossTerms
 from stages.algorithms.parts.preference import LOSSES, REFERENCE_FREE, PairScores, margin
-from stages.annotation.continuations import Continuation, Pair
+from stages.annotation.continuations import Pair
 from stages.environments.protocol import Domain
-from stages.training.common.batches import padded, plan_micro_batches
+from stages.records.episode import write_table
+from stages.training.common.batches import plan_micro_batches
 from stages.training.common.loop import Sums, Update
 from stages.training.common.processes import Processes
+from stages.training.rl.guided_pairs import guided_pairs
+from stages.training.rl.guided_pass import GUIDED_SCHEMA, Attempts
 from stages.training.rl.job import History, RlJob
 from stages.training.rl.models import Models, make_learners
+from stages.training.rl.pair_documents import Documents
 from stages.training.rl.pairs import imported_pairs, tree_pairs
+from stages.training.rl.reward_fit import RewardFit
 from stages.training.rl.sampler import EpochSampler
 
 if TYPE_CHECKING:
     from stages.runtime.stage import StageContext
-
-
-@dataclass(frozen=True)
-class Documents:
-    """D histories, each with a continuation, padded on the right to T tokens."""
-
-    token_ids: Tensor
-    """[D, T] int64."""
-    mask: Tensor
-    """[D, T] bool: policy tokens of the continuation."""
-
-    @classmethod
-    def of(cls, parts: Sequence[tuple[tuple[int, ...], Continuation]]) -> Documents:
-        """Documents of (history, continuation), in order."""
-        tokens = [[*history, *continuation.token_ids] for history, continuation in parts]
-        mask = [[*([False] * len(history)), *continuation.policy] for history, continuation in parts]
-        return cls(padded(tokens, 0, torch.int64), padded(mask, False, torch.bool))
-
-    def rows(self, index: Sequence[int]) -> Documents:
-        """Some documents, cut to the longest."""
-        mask = self.mask[torch.tensor(index)]
-        width = int((mask * torch.arange(1, mask.shape[1] + 1)).amax())
-        return Documents(self.token_ids[torch.tensor(index), :width], mask[:, :width])
 
 
 def summed_logprobs(model: Any, documents: Documents) -> Tensor:
@@ -62,16 +45,19 @@ class PreferenceJob(RlJob):
     """See `RlJob`. Each pair's loss is multiplied by its weight."""
 
     def __init__(
-        self, context: StageContext, algorithm: Algorithm, policy: Policy, processes: Processes, domain: Domain | None
+        self,
+        context: StageContext,
+        algorithm: Algorithm,
+        policy: Policy,
+        processes: Processes,
+        domain: Domain | None,
+        attempts: Attempts | None = None,
     ) -> None:
         super().__init__(context, algorithm, policy, processes, domain)
-        self.preference = self.rl.preference
-        source = self.preference.source or "trees"
-        self.pairs: list[Pair] = []
-        if source != "imported":
-            self.pairs += tree_pairs(self.annotated, self.preference.level or "trajectory")
-        if source != "trees":
-            self.pairs += imported_pairs(self.curated, self.chat, self.max_length)
+        self.preference, self.attempts = self.rl.preference, attempts
+        self.pair_counts: dict[str, int] = {}
+        """Of guided pairs, for the report."""
+        self.pairs = self._read_pairs()
         if self.preference.loss == "kto" and len({pair.history for pair in self.pairs}) < 2:
             raise ValueError(
                 f"the {len(self.pairs)} preference pairs of {context.domain} share one history, and rl.preference.loss: kto "
@@ -82,9 +68,31 @@ class PreferenceJob(RlJob):
         self.documents = Documents.of([(pair.history, side) for pair in self.pairs for side in (pair.win, pair.lose)])
         self.models = Models.make(algorithm, policy.model, None, processes, self.tokens_per_batch)
         self.learners = make_learners(self.models, self.rl)
+        self.fit: RewardFit | None = None
+        if self.preference.reward_model:
+            self.fit = RewardFit(policy.model, self.rl, processes)
+            self.learners["reward_model"] = self.fit.learner
         self.reference = torch.zeros(len(self.pairs) * 2)
         if self.preference.loss not in REFERENCE_FREE:
             self.reference = self.scores(self.models.reference, self.documents)
+
+    def _read_pairs(self) -> list[Pair]:
+        """The pairs of `preference.source`. Raises ValueError if there are none."""
+        source, pairs = self.preference.source, []
+        if source in ("trees", "all"):
+            pairs += tree_pairs(self.annotated, self.preference.level)
+        if source in ("imported", "all"):
+            pairs += imported_pairs(self.curated, self.chat, self.max_length)
+        if source == "guided":
+            assert self.attempts is not None
+            pairs, self.pair_counts = guided_pairs(self.attempts, self.rl.guidance, self.seed)
+            if not pairs:
+                raise ValueError(
+                    f"no task of {self.context.domain} has both a success, plain or guided, and a plain failure to learn from, "
+                    f"in {len(self.attempts.plain)} plain and {len(self.attempts.guided)} guided attempts: raise rollout.tasks, "
+                    f"rollout.attempts or rl.guidance.attempts"
+                )
+        return pairs
 
     def plan(self, documents: Documents, together: int) -> list[list[int]]:
         """Documents in micro-batches of similar length; each run of `together` documents stays in one."""
@@ -142,6 +150,8 @@ class PreferenceJob(RlJob):
 
         yield Update("policy", self.plan(documents, 2), loss, self.ledger.record)
         self.ledger.close()
+        if self.fit is not None:
+            yield self.fit.update(documents, weights, self.plan(documents, 2))
 
     def terms(self, pairs: PairScores, weights: Tensor) -> LossTerms:
         """A micro-batch's share of the loss: sum of weight [P] times loss per pair."""
@@ -176,11 +186,29 @@ class PreferenceJob(RlJob):
             "pairs": count,
             "grad_norm": policy["grad_norm"],
             "lr": self.learners["policy"].schedule(step),
+            **(self.fit.metrics(sums["reward_model"], count) if self.fit is not None else {}),
         }
 
+    def gather_weights(self) -> None:
+        super().gather_weights()
+        if self.fit is not None:
+            self.fit.gather()
+
+    def save_values(self, folder: Path) -> None:
+        """Save the reward model beside the policy, if there is one."""
+        if self.fit is not None:
+            self.fit.save(folder)
+
+    def save_tables(self, folder: Path) -> None:
+        """Write the guided attempts, if there are any."""
+        if self.attempts is not None and self.attempts.guided:
+            write_table(folder / "guided.parquet", GUIDED_SCHEMA, self.attempts.rows())
+
     def report(self, history: History) -> dict[str, Any]:
+        guided = {"guidance": {**self.attempts.report(), **self.pair_counts}} if self.attempts is not None else {}
         return {
-            "environment_steps": 0,
+            "environment_steps": self.attempts.steps if self.attempts is not None else 0,
+            **guided,
             "pairs": len(self.pairs),
             "passes": len(history) * self.per_step / len(self.pairs),
             "pair_accuracy_first": history[0]["pair_accuracy"],

@@ -20,6 +20,7 @@ from stages.training.common.loop import Job, Learner, Sums, Update, make_process
 from stages.training.common.optimiser import make_optimiser, warmup_cosine
 from stages.training.common.processes import gather_full
 from stages.training.common.shared_prefixes import can_share, sharing_states
+from stages.training.sft.hints import demonstration_hints
 from stages.training.sft.settings import Sft
 
 if TYPE_CHECKING:
@@ -46,8 +47,10 @@ class SftJob(Job):
         self.seed, self.model = params.seed, model
         self.tokens_per_batch = params.resources.tokens_per_batch
         max_length = params.model.max_length
-        self.train: Documents = encode(chat, demonstrations["train"], max_length)
-        self.valid: Documents | None = encode(chat, demonstrations["valid"], max_length) if demonstrations["valid"] else None
+        train, valid = demonstrations["train"], demonstrations["valid"]
+        hints = [demonstration_hints(of_split, self.params.guided, self.seed) for of_split in (train, valid)]
+        self.train: Documents = encode(chat, train, max_length, hints[0])
+        self.valid: Documents | None = encode(chat, valid, max_length, hints[1]) if valid else None
         self.per_epoch = steps_per_epoch(self.train, self.params.batch_tokens)
         self.steps = max(1, round(self.params.epochs * self.per_epoch))
         self.ledger = Ledger()

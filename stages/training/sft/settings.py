@@ -14,6 +14,9 @@ class Sft(Section):
 
     demonstrations: Annotated[int, Field(ge=0)] | None = None
     """Demonstrations of each domain, drawn at random; 0: none, so rl starts from the base model; null: all."""
+    guided: Share = 0.0
+    """Share of the demonstrations that have a hint in their first message, as in the guided attempts of `rl.guidance`: for models
+    that do not know what to do with hints."""
     epochs: Positive = 4.0
     """Passes over the demonstrations."""
     batch_tokens: Annotated[int, Field(ge=256)] = 2048

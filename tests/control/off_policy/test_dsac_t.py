@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from stages.control.off_policy import dsac_t
-from stages.control.off_policy.settings import GaussianCritic
+from stages.values import gaussian as dsac_t
+from stages.values.settings import GaussianCritic
 
 
 def gradients(

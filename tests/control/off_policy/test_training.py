@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from stages.control.off_policy import training
-from stages.control.off_policy.agent import Agent, similarity
+from stages.control.off_policy.agent import Agent
 from stages.control.off_policy.evaluation import overestimation, soft_returns
 from stages.control.off_policy.networks import Ensemble, Policy
 from stages.control.off_policy.replay import Replay, Transitions
@@ -23,6 +23,7 @@ from stages.control.off_policy.settings import OffPolicy
 from stages.control.off_policy.training import Training, run
 from stages.control.off_policy.vector_task import VectorTask
 from stages.runtime.validation import ParamsError
+from stages.values.pessimism import similarity
 
 DSAC_T = {"critic": "gaussian", "delay": 2, "target_policy": True}
 SMALL = {"steps": 60, "evaluate_every": 20, "warm_up": 10, "batch": 8, "width": 8, "evaluate_episodes": 1, "gamma": 0.9}
@@ -227,8 +228,8 @@ def test_the_command_writes_its_figures_and_removes_its_checkpoint(tmp_path: Pat
         ({"environments": 3}, "must be a multiple of environments 3"),
         ({"warm_up": 20_000}, "leaves no updates"),
         ({"gaussian": {"half": False}}, "gaussian has no effect with critic: scalar"),
-        ({"critic": "gaussian", "gaussian": {"bound": 5.0}}, "gaussian.bound has no effect with gaussian.adjusted: true"),
-        ({"critic": "gaussian", "gaussian": {"adjusted": False, "clip": 2.0}}, "gaussian.clip has no effect"),
+        ({"critic": "gaussian", "gaussian": {"bound": 5.0}}, "bound has no effect with adjusted: true"),
+        ({"critic": "gaussian", "gaussian": {"adjusted": False, "clip": 2.0}}, "clip has no effect"),
         ({"critics": 1, "diversity": 1.0}, "raise critics, or remove diversity"),
         ({"critic": "quantile"}, "Input should be 'scalar' or 'gaussian'"),
     ],

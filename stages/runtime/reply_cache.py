@@ -1,4 +1,4 @@
-"""Replies of a server judge by request, so that a run repeats without the server.
+"""Replies of a server by request, so that a run repeats without the server.
 
 One JSON file per request, named by the SHA-256 of the whole request (model, messages, sampling, schema) and holding it: nothing
 but the same request can find a reply, and a person can read what was asked.
@@ -40,7 +40,7 @@ class ReplyCache:
                 raise ValueError("it holds another request")
             return dict(stored["outcome"])
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} is not a judge's reply ({error}); delete it, and it is asked again") from error
+            raise ValueError(f"{path} is not a stored reply ({error}); delete it, and it is asked again") from error
 
     def store(self, request: Mapping[str, Any], outcome: Mapping[str, Any]) -> None:
         if self.folder is None:

@@ -1,0 +1,111 @@
+"""Texts from a chat model behind an OpenAI-compatible server (`POST /chat/completions`), each stored with its whole request.
+
+A run whose requests are stored needs no server, and gives the same bytes. What a model refuses to write is None and is stored,
+too; a server that does not answer ends the run with JudgeError, and nothing is stored for it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from stages.judging.chat_settings import ChatParams
+from stages.judging.contract import JudgeError
+from stages.judging.server import LONGEST_WAIT_S, WRONG_SETUP, retry_after
+from stages.runtime.reply_cache import ReplyCache, request_key
+from stages.runtime.validation import shortened
+
+Messages = Sequence[Mapping[str, str]]
+
+
+class ChatServer:
+    """See the module. key: of the settings, for messages ("rl.guidance.server"); root: the repository, for the stored replies;
+    transport, sleep: replaced by tests."""
+
+    def __init__(
+        self,
+        params: ChatParams,
+        key: str,
+        root: Path,
+        transport: httpx.BaseTransport | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.params, self.key, self._sleep = params, key, sleep
+        self.cache = ReplyCache(root / params.cache if params.cache else None)
+        token = os.environ.get("OPENAI_API_KEY")
+        self._client = httpx.Client(
+            base_url=params.base_url.rstrip("/") + "/",
+            timeout=params.timeout_s,
+            transport=transport,
+            headers={"Authorization": f"Bearer {token}"} if token else {},
+        )
+        self._workers = ThreadPoolExecutor(params.requests, thread_name_prefix="chat")
+
+    def close(self) -> None:
+        self._workers.shutdown(wait=True, cancel_futures=True)
+        self._client.close()
+
+    def request(self, messages: Messages, seed: int = 0) -> dict[str, Any]:
+        """The body of the request; equal messages with another seed are another request."""
+        params = self.params
+        return {
+            "model": params.model,
+            "messages": [dict(message) for message in messages],
+            "temperature": params.temperature,
+            "max_tokens": params.max_tokens,
+            "seed": seed,
+        }
+
+    def write(self, conversations: Sequence[Messages], seed: int = 0) -> list[str | None]:
+        """The reply to each conversation; None where the model refuses, or the server rejects the request.
+
+        Raises JudgeError if the server rejects the key, address or model, or does not answer in `attempts` attempts.
+        """
+        bodies = [self.request(messages, seed) for messages in conversations]
+        futures = {key: self._workers.submit(self._text, body) for key, body in {request_key(one): one for one in bodies}.items()}
+        return [futures[request_key(body)].result() for body in bodies]
+
+    def _text(self, body: Mapping[str, Any]) -> str | None:
+        stored = self.cache.load(body)
+        if stored is None:
+            stored = {"text": self._asked(body)}
+            self.cache.store(body, stored)
+        return stored["text"]
+
+    def _asked(self, body: Mapping[str, Any]) -> str | None:
+        problem, wait = "", 0.0
+        for attempt in range(self.params.attempts):
+            if attempt:
+                self._sleep(min(LONGEST_WAIT_S, wait))
+            wait = self.params.wait_s * 2**attempt
+            try:
+                reply = self._client.post("chat/completions", json=body)
+            except httpx.HTTPError as error:
+                problem = f"{type(error).__name__}: {error}"
+                continue
+            if reply.status_code in WRONG_SETUP:
+                raise JudgeError(
+                    f"{self.key}: the server at {self.params.base_url} answers {reply.status_code} for model "
+                    f"{self.params.model!r}; check base_url, model and the environment variable OPENAI_API_KEY"
+                )
+            if reply.status_code == 429 or reply.status_code >= 500:
+                problem, asked = f"HTTP {reply.status_code}", retry_after(reply)
+                wait = wait if asked is None else asked
+                continue
+            if reply.status_code >= 400:
+                return None
+            try:
+                message = reply.json()["choices"][0]["message"]
+                return str(message["content"]) if message.get("content") and not message.get("refusal") else None
+            except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+                problem = f"no chat completion ({error!r}): {shortened(reply.text)}"
+        raise JudgeError(
+            f"{self.key}: no reply in {self.params.attempts} attempts, the last with {problem}, at {self.params.base_url}; what "
+            f"was written is kept: start the server, or set base_url, and run the stage again"
+        )

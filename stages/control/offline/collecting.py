@@ -1,6 +1,6 @@
 """Makes a task's data sets: episodes of a random player, of a half-trained and of a trained agent, and the former's replay.
 
-As in D4RL (Fu et al., arXiv 2004.07219), but the half-trained agent is the one after a set number of steps.
+As in D4RL (Fu et al., arXiv 2004.07219); the half-trained agent is the first one that reaches a set return.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from stages.control.off_policy.training import Training
 from stages.control.off_policy.vector_task import VectorTask
 from stages.control.offline.datasets import DataSet, PlayedEpisode, write_dataset
 from stages.control.offline.settings import KINDS, DataSets
+from stages.runtime.validation import ParamsError
 from stages.seeding import key64
 
 Draw = Callable[[Tensor, torch.Generator], Tensor]
@@ -88,16 +89,22 @@ def make(folder: Path, name: str, settings: DataSets, scratch: Path) -> list[Dat
 
 
 def train(settings: DataSets, scratch: Path) -> tuple[Training, Training]:
-    """The agent after all its steps, and after `medium_steps`."""
+    """The agent after all its steps, and when it first reached `medium_return`. Raises ParamsError if it never did."""
     training, saved = Training(settings.off_policy), {"medium": scratch / "medium.pt", "agent": scratch / "agent.pt"}
     scratch.mkdir(parents=True, exist_ok=True)
     if saved["agent"].exists():
         training.load(saved["agent"])
     while training.steps < settings.off_policy.steps:
         training.round()
-        if training.steps == settings.medium_steps:
+        good = [number for number, found in enumerate(training.returns) if found >= settings.medium_return]
+        if good[:1] == [len(training.returns) - 1]:
             training.save(saved["medium"])
         training.save(saved["agent"])
+    if max(training.returns) < settings.medium_return:
+        raise ParamsError(
+            f"medium_return {settings.medium_return:g} was not reached in {training.steps} steps, but {max(training.returns):g}; "
+            f"lower it, or raise agent.steps"
+        )
     half = Training(settings.off_policy)
     half.load(saved["medium"])
     return training, half

@@ -10,7 +10,8 @@ from stages.control.off_policy.settings import OffPolicy
 from stages.runtime.validation import Count, NonNegative, Positive, Section, refuse_idle
 
 KINDS = ("random", "medium", "replay", "expert")
-"""Of a task's data sets: a random player; the agent after `medium_steps`; all that it had seen by then; after `steps`."""
+"""Of a task's data sets: a random player; the agent when it first reaches `medium_return`; all that it had seen by then; the agent
+after all its steps."""
 
 
 class DataSets(Section):
@@ -18,8 +19,8 @@ class DataSets(Section):
 
     agent: dict[str, Any]
     """Keys of `OffPolicy` (stages/control/off_policy/settings.py); its `steps` make the expert."""
-    medium_steps: Count
-    """Steps of the agent behind medium and replay; a multiple of the agent's `evaluate_every`."""
+    medium_return: float
+    """The agent behind medium and replay is that of the first evaluation with at least this mean return."""
     episodes: Count = 50
     """In each of random, medium and expert."""
 
@@ -28,13 +29,8 @@ class DataSets(Section):
         agent = self.off_policy
         if agent.checkpoint or agent.environments != 1 or agent.distractors or agent.dynamics:
             raise ValueError("agent: data sets are made with one environment, without distractors, dynamics and checkpoint")
-        if self.medium_steps % agent.evaluate_every or self.medium_steps >= agent.steps:
-            raise ValueError(
-                f"medium_steps {self.medium_steps} must be a multiple of agent.evaluate_every {agent.evaluate_every} and below "
-                f"agent.steps {agent.steps}"
-            )
-        if agent.replay < self.medium_steps:
-            raise ValueError(f"agent.replay {agent.replay} can't hold the {self.medium_steps} steps of the replay set; raise it")
+        if agent.replay < agent.steps:
+            raise ValueError(f"agent.replay {agent.replay} can't hold the replay set of up to {agent.steps} steps; raise it")
         return self
 
     @property

@@ -22,7 +22,7 @@ from stages.runtime.lineage import dvc_hash
 from stages.runtime.validation import ParamsError
 
 AGENT = {"task": "Pendulum-v1", "steps": 80, "evaluate_every": 20, "warm_up": 10, "batch": 8, "width": 8, "evaluate_episodes": 1}
-SETS = DataSets(agent=AGENT, medium_steps=40, episodes=2)
+SETS = DataSets(agent=AGENT, medium_return=-2500.0, episodes=2)
 TINY: dict[str, Any] = {"updates": 20, "evaluate_every": 10, "batch": 16, "width": 8, "evaluate_episodes": 1}
 
 
@@ -39,8 +39,8 @@ def offline(folder: Path, **values: Any) -> Offline:
 
 def test_all_kinds_are_made_and_read_back(made: Path) -> None:
     found = {kind: read_dataset(made, f"pendulum/{kind}-v0") for kind in KINDS}
-    assert [len(found[kind].episodes) for kind in KINDS] == [2, 2, 2, 2]
-    assert [found[kind].steps for kind in KINDS] == [400, 400, 40, 400]
+    assert [len(found[kind].episodes) for kind in KINDS] == [2, 2, 1, 2]
+    assert [found[kind].steps for kind in KINDS] == [400, 400, 20, 400]
     assert {data.task for data in found.values()} == {"Pendulum-v1"}
     for data in found.values():
         assert all(np.abs(one.actions).max() <= 2.0 and not one.terminated for one in data.episodes)
@@ -113,6 +113,11 @@ def test_making_them_again_after_a_kill_gives_the_same_bytes(made: Path, tmp_pat
     monkeypatch.setattr(collecting.Training, "round", rounds)
     make(tmp_path / "control", "pendulum", SETS, tmp_path / "scratch")
     assert dvc_hash(tmp_path / "control") == dvc_hash(made)
+
+
+def test_a_return_that_is_never_reached_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ParamsError, match="medium_return 0 was not reached in 80 steps"):
+        make(tmp_path / "control", "pendulum", SETS.model_copy(update={"medium_return": 0.0}), tmp_path / "scratch")
 
 
 def test_a_changed_file_is_noticed(made: Path, tmp_path: Path) -> None:
@@ -207,12 +212,10 @@ def test_bad_settings_are_refused(values: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"medium_steps": 30}, "must be a multiple of agent.evaluate_every 20"),
-        ({"medium_steps": 80}, "below agent.steps 80"),
         ({"agent": {**AGENT, "distractors": 2}}, "without distractors"),
-        ({"agent": {**AGENT, "replay": 30}}, "can't hold the 40 steps"),
+        ({"agent": {**AGENT, "replay": 30}}, "can't hold the replay set of up to 80 steps"),
     ],
 )
 def test_bad_settings_of_data_sets_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
-        DataSets.model_validate({"agent": AGENT, "medium_steps": 40, **values})
+        DataSets.model_validate({"agent": AGENT, "medium_return": -500.0, **values})

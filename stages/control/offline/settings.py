@@ -10,8 +10,8 @@ from stages.control.off_policy.settings import OffPolicy
 from stages.runtime.validation import Count, NonNegative, Positive, Section, refuse_idle
 
 KINDS = ("random", "medium", "replay", "expert")
-"""Of a task's data sets: a random player; the agent when it first reaches `medium_return`; all that it had seen by then; the agent
-after all its steps."""
+"""Of a task's data sets: a random player; the agent when it first reaches `medium_return`; all that it had seen by then; the
+agent after all its steps."""
 
 
 class DataSets(Section):

@@ -38,7 +38,7 @@ def play_seed(path: Path, name: str, seed: int, scratch: Path) -> dict[str, Any]
     lane = load_lane(path)
     settings = lane.section(name, seed, str(scratch / f"{seed}.pt"))
     learnt = learn(PROBLEMS[lane.methods[name].problem].module, settings)
-    if lane.film and learnt.act and seed == 0:
+    if lane.film and lane.methods[name].film and learnt.act and seed == 0:
         atomic_bytes(scratch / "film.webp", film_of(learnt, settings, lane.film))
     found = {"figures": learnt.figures, "steps": learnt.steps, "returns": learnt.returns}
     write_json(kept, found)

@@ -30,6 +30,8 @@ class Method(Section):
     """One of stages/control/problems.py."""
     settings: dict[str, Any] = {}
     """Of the problem; `seed` and `checkpoint` are set for each run."""
+    film: bool = True
+    """false: no film of it, whatever `film` says, such as for MuJoCo's tasks where there is no OpenGL."""
     title: str = ""
     """In figures and tables; empty: the method's key."""
 

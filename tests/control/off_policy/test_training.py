@@ -252,6 +252,15 @@ def test_tasks_that_do_not_fit_are_refused(task: str, message: str) -> None:
         VectorTask(task, 1)
 
 
+def test_tasks_of_mujoco_are_played() -> None:
+    pytest.importorskip("mujoco")
+    task = VectorTask("Hopper-v5", 2)
+    assert task.reset(0).shape == (2, 11)
+    outcome = task.step(np.zeros((2, 3), dtype=np.float32))
+    assert outcome.following.shape == (2, 11)
+    assert not outcome.terminated.any()
+
+
 def test_without_gymnasium_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'bellwether\[gymnasium\]'"):

@@ -13,6 +13,7 @@
 # make screenshots take the screenshots in docs/ (needs Chromium and its driver; after make lifecycle)
 # make bench       compare speed with TRL, transformers and mergekit (about an hour, on an otherwise idle machine)
 # make claims      run unfinished experiments of reports/claims (hours; METHOD=lite_ppo: only one) and generate the board
+# make control     lane control: value learning on small problems, its page reports/control/page.html (METHOD=sac: one method)
 #
 # PYTHON=python3.12 selects the interpreter for .venv. TORCH_ARGS passes options to pip for torch only, e.g. the index of
 # PyTorch's small CPU builds.
@@ -20,7 +21,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install lifecycle test test-all lint ui experiments plots serve serve-stop agent keep docs site viewers screenshots bench claims lock clean
+.PHONY: help install lifecycle test test-all lint ui experiments plots serve serve-stop agent keep docs site viewers screenshots bench claims control lock clean
 
 PYTHON ?= python3
 TORCH_ARGS ?=
@@ -156,6 +157,10 @@ claims: install
 	@echo "claims: dvc repro reports/claims/dvc.yaml (finished experiments are skipped)"
 	dvc --wait-for-lock repro reports/claims/dvc.yaml$(if $(METHOD),:claim@$(METHOD))
 	python -m stages.reporting.documents
+
+control: install
+	@python -c 'import minari, pygame' 2> /dev/null || pip install -qq -c requirements.lock --no-build-isolation -e '.[control]'
+	$(if $(METHOD),python -m stages.control run $(METHOD),dvc --wait-for-lock repro reports/control/dvc.yaml)
 
 # After changing dependencies in pyproject.toml and installing them into a fresh .venv.
 lock:

@@ -46,6 +46,7 @@ SCENARIOS = {
     "annotation": Scenario("mcts:annotation", repeats=1),
     "rl_iteration": Scenario("rl_iteration:measure"),
     "off_policy": Scenario("off_policy:measure", repeats=3),
+    "control": Scenario("control:measure", repeats=3),
     "merge": Scenario("merge:measure", repeats=2),
     "sandbox": Scenario("sandbox:measure"),
     "workers": Scenario("workers:measure", repeats=2),

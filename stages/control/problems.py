@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stages.control.advice.settings import Advice
-from stages.control.exact.settings import LinearPvi
-from stages.control.games.settings import MatrixGame
+from stages.control.exact.settings import LinearPvi, TabularQ
+from stages.control.games.settings import Goofspiel, MatrixGame
 from stages.control.linear.settings import LinearModel
+from stages.control.off_policy.dqn_settings import DeepQ
 from stages.control.off_policy.settings import OffPolicy
+from stages.control.offline.settings import Offline
+from stages.control.on_policy.settings import Ppo
 from stages.control.pursuit.settings import Pursuit
 from stages.control.reach.settings import Reach
 from stages.control.settings import OfflineQ
@@ -50,6 +53,36 @@ PROBLEMS = {
         OffPolicy,
         ("control.return_end", "control.return_mean", "control.overestimation"),
         "each seed has its own networks, draws and episodes",
+    ),
+    "deep_q": Problem(
+        "stages.control.off_policy.deep_q",
+        DeepQ,
+        ("control.return_end", "control.return_mean"),
+        "each seed has its own networks, draws and episodes",
+    ),
+    "on_policy": Problem(
+        "stages.control.on_policy.training",
+        Ppo,
+        ("control.return_end", "control.return_mean"),
+        "each seed has its own networks, draws and episodes",
+    ),
+    "offline": Problem(
+        "stages.control.offline.training",
+        Offline,
+        ("control.return_end", "control.return_mean", "control.behaviour"),
+        "each seed has its own networks and batches; the data set is the same",
+    ),
+    "tabular": Problem(
+        "stages.control.exact.tabular",
+        TabularQ,
+        ("control.return", "control.suboptimality", "control.value_error"),
+        "each seed has its own episodes; policies are evaluated exactly",
+    ),
+    "markov_game": Problem(
+        "stages.control.games.goofspiel",
+        Goofspiel,
+        ("control.exploitability", "control.value", "control.return", "control.value_error"),
+        "each seed has its own draws; strategies are evaluated exactly",
     ),
     "reach": Problem(
         "stages.control.reach.ravl",

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from benchmarks import (
+    control,
     engine_limit,
     generate_ragged,
     lifecycle,
@@ -315,7 +316,19 @@ def test_off_policy_updates_and_steps(options: Options):
         assert apart < off_policy.APART
 
 
+def test_updates_of_dqn_and_ppo(options: Options, monkeypatch: pytest.MonkeyPatch):
+    """Contract: as for soft actor-critic; PPO's iterations have 20 updates of 256 steps."""
+    pytest.importorskip("stable_baselines3")
+    monkeypatch.setattr(control, "FILLED", 100)
+    sides = (control.deep_q(options), control.on_policy(options, "updates"), control.on_policy(options, "steps"))
+    for (ours, theirs, distance), count in zip(sides, (20.0, 20.0, 256.0), strict=True):
+        assert (ours.run(), theirs.run()) == (count, count)
+        assert distance < control.APART
+
+
 def test_off_policy_without_the_alternative_is_skipped(options: Options, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "stable_baselines3", None)
     with pytest.raises(startup.SkippedError, match=r"pip install 'bellwether\[control\]'"):
         off_policy.theirs(options)
+    with pytest.raises(startup.SkippedError, match=r"pip install 'bellwether\[control\]'"):
+        control.measure(options)

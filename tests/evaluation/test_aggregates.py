@@ -63,3 +63,13 @@ def test_bootstrap_is_deterministic_and_resamples_sides_independently() -> None:
 def test_invalid_scores_are_rejected(scores: list) -> None:
     with pytest.raises(StatisticsError, match=r"\[runs, tasks\]"):
         iqm(np.array(scores))
+
+
+def test_statistics_are_rliable_s() -> None:
+    """Interquartile mean and probability of improvement as the package computes them."""
+    metrics = pytest.importorskip("rliable.metrics")
+    rng = np.random.default_rng(0)
+    for runs, others in ((9, 7), (8, 8), (3, 5)):
+        x, y = rng.normal(0.3, 1.0, (runs, 3)).round(1), rng.normal(0.0, 1.0, (others, 3)).round(1)
+        assert iqm(x) == pytest.approx(metrics.aggregate_iqm(x))
+        assert probability_of_improvement(x, y) == pytest.approx(metrics.probability_of_improvement(x, y))

@@ -58,3 +58,27 @@ class LinearPvi(Section):
             if name in self.model_fields_set and not used and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} has no effect with robust: {self.robust}; remove it")
         return self
+
+
+class TabularQ(Section):
+    """Q-learning on a tabular task of Gymnasium's (stages/control/exact/tabular.py)."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    task: str = "FrozenLake-v1"
+    """One that lists its transitions: FrozenLake-v1, CliffWalking-v1, Taxi-v3."""
+    horizon: Count = 30
+    """Steps of an episode."""
+    gamma: Share = 1.0
+    episodes: Count = 20_000
+    batch: Count = 20
+    """Episodes played at once."""
+    exploration: Share = 0.5
+    """Probability of a random action."""
+    rate_power: Annotated[float, Field(gt=0.5, le=1.0)] = 0.7
+    """The rate falls with the visits to this power; convergence needs more than 0.5."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> TabularQ:
+        if self.episodes % self.batch:
+            raise ValueError(f"episodes {self.episodes} must be a multiple of batch {self.batch}")
+        return self

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from stages.runtime.validation import Count, NonNegative, Section
+from stages.runtime.validation import Count, NonNegative, Section, Share
 
 PAYOFFS: dict[str, list[list[list[float]]]] = {
     "stag_hunt": [[[4.0, 0.0], [3.0, 3.0]], [[4.0, 3.0], [0.0, 3.0]]],
@@ -56,4 +56,28 @@ class MatrixGame(RiskAversion):
         most = max(len(self.table[0]), len(self.table[0][0]))
         if min(len(self.table[0]), len(self.table[0][0])) < 1 or self.floor * most > 1:
             raise ValueError(f"floor {self.floor} is too much for {most} actions; lower it to at most {1 / max(most, 1):g}")
+        return self
+
+
+class Goofspiel(Section):
+    """Two learners of a Markov game whose equilibria are known (stages/control/games/goofspiel.py)."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    cards: Annotated[int, Field(ge=2, le=5)] = 3
+    handicap: Annotated[int, Field(ge=0)] = 0
+    """How many of the row player's highest cards are worth 0."""
+    learner: Literal["minimax_q", "independent_q"] = "minimax_q"
+    sweeps: Count = 300
+    """Updates of every state."""
+    exploration: Share = 0.2
+    """independent_q: probability of a random action."""
+    rate_power: Annotated[float, Field(gt=0.5, le=1.0)] = 0.7
+    """The rate falls with the sweeps to this power; convergence needs more than 0.5."""
+
+    @model_validator(mode="after")
+    def _playable(self) -> Goofspiel:
+        if self.handicap > self.cards:
+            raise ValueError(f"handicap {self.handicap} is more than the {self.cards} cards; lower it")
+        if self.learner == "minimax_q" and "exploration" in self.model_fields_set:
+            raise ValueError("exploration has no effect with learner: minimax_q, which explores evenly; remove it")
         return self

@@ -3,37 +3,21 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, fields
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from stages.control.off_policy.networks import Policy
+from stages.control.off_policy.replay import Replay, Transitions
 from stages.control.off_policy.settings import OffPolicy
 from stages.values import gaussian
 from stages.values.ensemble import Ensemble
 from stages.values.lipschitz import local_slopes, slope_penalty
 from stages.values.pessimism import similarity
 
-
-@dataclass(frozen=True)
-class Transitions:
-    """B steps."""
-
-    observation: Tensor
-    """[B, S]."""
-    action: Tensor
-    """[B, A], between -1 and 1."""
-    reward: Tensor
-    """[B]."""
-    following: Tensor
-    """[B, S]: the next observation."""
-    terminated: Tensor
-    """[B]: 1.0 where no reward can follow; 0.0 where only the time was up."""
-
-    def at(self, rows: Tensor) -> Transitions:
-        return Transitions(*(getattr(self, field.name)[rows] for field in fields(self)))
+SCALE_EVERY = 1000
+"""Updates between measurements of the states' standard deviations."""
 
 
 class Agent(nn.Module):
@@ -65,6 +49,22 @@ class Agent(nn.Module):
 
     def _means(self, outputs: Tensor) -> Tensor:
         return outputs[..., 0]
+
+    @torch.no_grad()
+    def act(self, observation: Tensor, steps: int, generator: torch.Generator) -> Tensor:
+        """Actions [B, A] drawn from the policy, whatever the number of steps."""
+        return self.policy.sample(observation, generator)[0]
+
+    def greedy(self, observation: Tensor) -> Tensor:
+        """The policy's middle actions [B, A]."""
+        return self.policy.greedy(observation)
+
+    def stepped(self, replay: Replay, steps: int) -> int:
+        """How many updates are due after a step of each environment."""
+        due = self.settings.updates_per_step * self.settings.environments
+        if self.updates % SCALE_EVERY < due:
+            self.scale.copy_(replay.everything().observation.std(0, correction=0))
+        return due
 
     def critic_loss(self, batch: Transitions, generator: torch.Generator) -> Tensor:
         """Sum over critics of half the mean squared error (scalar), or DSAC-T's loss, against soft targets."""

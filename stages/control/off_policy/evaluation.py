@@ -7,8 +7,9 @@ import math
 import numpy as np
 import torch
 
+from stages.control.learnt import Act
 from stages.control.off_policy.agent import Agent
-from stages.control.off_policy.settings import OffPolicy
+from stages.control.off_policy.settings import Loop, OffPolicy
 from stages.control.off_policy.vector_task import VectorTask
 from stages.seeding import key64
 
@@ -16,19 +17,19 @@ TAIL = 0.01
 """Discount of the first reward that an estimate of the return leaves out."""
 
 
-def first_episodes(settings: OffPolicy, *key: object) -> int:
+def first_episodes(settings: Loop, *key: object) -> int:
     """A seed of Gymnasium's, named by `key`."""
     return key64(settings.seed, "off_policy", *key) % 2**31
 
 
 @torch.no_grad()
-def mean_return(agent: Agent, task: VectorTask, seed: int) -> float:
-    """Mean undiscounted return of the greedy policy over one episode of each of the task's environments."""
+def mean_return(act: Act, task: VectorTask, seed: int) -> float:
+    """Mean undiscounted return of a policy over one episode of each of the task's environments."""
     observation = task.reset(seed)
     going = np.ones(len(observation), dtype=bool)
     total = np.zeros(len(observation))
     while going.any():
-        outcome = task.step(agent.policy.greedy(torch.from_numpy(observation)).numpy())
+        outcome = task.step(act(torch.from_numpy(observation)).numpy())
         total += np.where(going, outcome.reward, 0.0)
         going &= ~outcome.ended
         observation = outcome.observation

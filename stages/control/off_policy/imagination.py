@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.control.off_policy.agent import Agent, Transitions
+from stages.control.off_policy.agent import Agent
 from stages.control.off_policy.model_fit import fit
-from stages.control.off_policy.replay import Replay
+from stages.control.off_policy.replay import Replay, Transitions
 from stages.control.off_policy.settings import OffPolicy
 from stages.control.off_policy.world_model import WorldModel
 from stages.runtime.validation import ParamsError

@@ -7,9 +7,10 @@ from dataclasses import fields
 import numpy as np
 import torch
 
-from stages.control.off_policy.agent import Agent, Transitions
+from stages.control.off_policy.agent import Agent
 from stages.control.off_policy.evaluation import first_episodes
 from stages.control.off_policy.imagination import Imagination
+from stages.control.off_policy.replay import Transitions
 from stages.control.off_policy.settings import OffPolicy
 from stages.control.off_policy.vector_task import VectorTask
 from stages.seeding import key64

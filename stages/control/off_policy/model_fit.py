@@ -7,7 +7,7 @@ from dataclasses import fields
 import torch
 from torch import Tensor
 
-from stages.control.off_policy.agent import Transitions
+from stages.control.off_policy.replay import Transitions
 from stages.control.off_policy.world_model import WorldModel
 
 

@@ -1,13 +1,30 @@
-"""The replay buffer: flat arrays, the oldest transitions overwritten first."""
+"""Transitions and the replay buffer: flat arrays, the oldest transitions overwritten first."""
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
-from stages.control.off_policy.agent import Transitions
+
+@dataclass(frozen=True)
+class Transitions:
+    """B steps."""
+
+    observation: Tensor
+    """[B, S]."""
+    action: Tensor
+    """[B, A], between -1 and 1; or numbers of actions, [B, 1]."""
+    reward: Tensor
+    """[B]."""
+    following: Tensor
+    """[B, S]: the next observation."""
+    terminated: Tensor
+    """[B]: 1.0 where no reward can follow; 0.0 where only the time was up."""
+
+    def at(self, rows: Tensor) -> Transitions:
+        return Transitions(*(getattr(self, field.name)[rows] for field in fields(self)))
 
 
 class Replay:

@@ -1,7 +1,8 @@
-"""Off-policy actor-critic learning: play, store, update, evaluate.
+"""Off-policy learning: play, store, update, evaluate.
 
-`python -m stages.control.off_policy.training --settings FILE --result FILE` trains one agent: a run of lane control with
-`environment: gymnasium`. Steps, draws and updates follow from the settings alone, with one thread to the bit.
+`python -m stages.control.off_policy.training --settings FILE --result FILE` trains an actor and its critics: a run of lane
+control with `environment: gymnasium`. deep_q.py has DQN's. Steps, draws and updates follow from the settings alone, with one
+thread to the bit.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from stages.control.off_policy.agent import Agent, Transitions
+from stages.control.learnt import Learnt
+from stages.control.off_policy.agent import Agent
+from stages.control.off_policy.dqn import Dqn
+from stages.control.off_policy.dqn_settings import DeepQ
 from stages.control.off_policy.evaluation import first_episodes, mean_return, overestimation
 from stages.control.off_policy.imagination import Imagination
 from stages.control.off_policy.model_evaluation import model_figures
-from stages.control.off_policy.replay import Replay
-from stages.control.off_policy.settings import OffPolicy
+from stages.control.off_policy.replay import Replay, Transitions
+from stages.control.off_policy.settings import Loop, OffPolicy
 from stages.control.off_policy.vector_task import VectorTask
 from stages.control.one_run import one_run
 from stages.runtime.command import command
@@ -26,27 +30,32 @@ from stages.runtime.files import atomic_file
 from stages.runtime.validation import ParamsError
 from stages.seeding import key64, seed_torch
 
-SCALE_EVERY = 1000
-"""Updates between measurements of the states' standard deviations."""
-
 
 class Training:
-    """One agent's run; see `OffPolicy`."""
+    """One agent's run; see `OffPolicy` and `DeepQ`."""
 
-    def __init__(self, settings: OffPolicy) -> None:
+    def __init__(self, settings: Loop) -> None:
         """Raises ParamsError, ModuleNotFoundError as VectorTask does."""
         seed_torch(settings.seed, "off_policy")
         self.settings = settings
-        self.task = VectorTask(settings.task, settings.environments, distractors=settings.distractors)
-        self.evaluated = VectorTask(settings.task, settings.evaluate_episodes, distractors=settings.distractors)
-        self.agent = Agent(settings, self.task.observations, self.task.actions)
-        self.replay = Replay(min(settings.replay, settings.steps), self.task.observations, self.task.actions)
+        allowed: Any = "discrete" if isinstance(settings, DeepQ) else "continuous"
+        options = {"distractors": settings.distractors, "allowed": allowed}
+        self.task = VectorTask(settings.task, settings.environments, **options)
+        self.evaluated = VectorTask(settings.task, settings.evaluate_episodes, **options)
         sizes = (self.task.observations, self.task.actions)
-        self.imagination = Imagination(settings, *sizes) if settings.dynamics else None
+        self.agent = make_agent(settings, *sizes)
+        self.replay = Replay(min(settings.replay, settings.steps), sizes[0], 1 if self.task.discrete else sizes[1])
+        imagines = isinstance(settings, OffPolicy) and settings.dynamics
+        self.imagination = Imagination(settings, *sizes) if imagines else None
         self.generator = torch.Generator().manual_seed(key64(settings.seed, "off_policy", "draws") % 2**63)
         self.steps = 0
         self.returns: list[float] = []
         """Mean return of each evaluation."""
+
+    @property
+    def evaluated_at(self) -> list[int]:
+        """Steps before each evaluation."""
+        return [self.settings.evaluate_every * (number + 1) for number in range(len(self.returns))]
 
     def train(self) -> None:
         """From the checkpoint, if there is one, to the end."""
@@ -64,29 +73,26 @@ class Training:
         for _ in range(self.settings.evaluate_every // self.settings.environments):
             observation = self.step(observation)
         seed = first_episodes(self.settings, "evaluation", self.steps)
-        self.returns.append(mean_return(self.agent, self.evaluated, seed))
+        self.returns.append(mean_return(self.agent.greedy, self.evaluated, seed))
 
     def step(self, observation: np.ndarray) -> np.ndarray:
         """One step of each environment and the updates that are due; the next observations."""
         settings, seen = self.settings, torch.from_numpy(observation)
         if warming := self.steps < settings.warm_up:
-            action = torch.rand(len(observation), self.task.actions, generator=self.generator) * 2.0 - 1.0
+            action = self.task.random(len(observation), self.generator)
         else:
-            with torch.no_grad():
-                action = self.agent.policy.sample(seen, self.generator)[0]
+            action = self.agent.act(seen, self.steps, self.generator)
         outcome = self.task.step(action.numpy())
         reward = torch.from_numpy(outcome.reward) * settings.reward_scale
         terminated = torch.from_numpy(outcome.terminated).float()
         self.replay.add(Transitions(seen, action, reward, torch.from_numpy(outcome.following), terminated))
         self.steps += len(observation)
         if not warming:
-            self.learn(settings.updates_per_step * len(observation))
+            self.learn(self.agent.stepped(self.replay, self.steps))
         return outcome.observation
 
     def learn(self, updates: int) -> None:
         """Update the agent on batches of the replay buffer. Raises ParamsError as Imagination.prepare does."""
-        if self.agent.updates % SCALE_EVERY < updates:
-            self.agent.scale.copy_(self.replay.everything().observation.std(0, correction=0))
         if self.imagination:
             self.imagination.prepare(self.replay, self.agent, self.steps, self.generator)
         for _ in range(updates):
@@ -130,11 +136,27 @@ class Training:
             self.imagination.restore(state["imagination"])
 
 
-def run(settings: OffPolicy) -> dict[str, float]:
-    """Train once. return_end: of the last evaluation; return_mean: over all evaluations, the area under the learning curve;
-    overestimation: see its function; the others: see `model_figures`."""
+def make_agent(settings: Loop, observations: int, actions: int) -> Any:
+    """The agent that the settings are of: an `OffPolicyAgent`."""
+    if isinstance(settings, DeepQ):
+        return Dqn(settings, observations, actions)
+    assert isinstance(settings, OffPolicy)
+    return Agent(settings, observations, actions)
+
+
+def curve(settings: Loop) -> Training:
+    """A finished run; its checkpoint is removed."""
     training = Training(settings)
     training.train()
+    if settings.checkpoint:
+        Path(settings.checkpoint).unlink()
+    return training
+
+
+def learn(settings: OffPolicy) -> Learnt:
+    """Train once. return_end: of the last evaluation; return_mean: over all evaluations, the area under the learning curve;
+    overestimation: see its function; the others: see `model_figures`."""
+    training = curve(settings)
     figures = {
         "return_end": training.returns[-1],
         "return_mean": fmean(training.returns),
@@ -143,9 +165,12 @@ def run(settings: OffPolicy) -> dict[str, float]:
         "updates": float(training.agent.updates),
         **model_figures(training.agent, training.imagination, settings),
     }
-    if settings.checkpoint:
-        Path(settings.checkpoint).unlink()
-    return figures
+    return Learnt(figures, training.evaluated_at, training.returns, training.agent.greedy)
+
+
+def run(settings: OffPolicy) -> dict[str, float]:
+    """The figures of `learn`."""
+    return learn(settings).figures
 
 
 @command

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from stages.control.off_policy.agent import Transitions
 from stages.control.off_policy.model_settings import Dynamics
+from stages.control.off_policy.replay import Transitions
 from stages.values.ensemble import Ensemble
 from stages.values.vagram import gaussian_loss, state_loss
 

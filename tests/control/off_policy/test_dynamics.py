@@ -11,11 +11,11 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from stages.control.off_policy.agent import Agent, Transitions
+from stages.control.off_policy.agent import Agent
 from stages.control.off_policy.imagination import Imagination
 from stages.control.off_policy.model_fit import fit
 from stages.control.off_policy.model_settings import Dynamics, Horizon
-from stages.control.off_policy.replay import Replay
+from stages.control.off_policy.replay import Replay, Transitions
 from stages.control.off_policy.settings import OffPolicy
 from stages.control.off_policy.training import Training, run
 from stages.control.off_policy.vector_task import VectorTask

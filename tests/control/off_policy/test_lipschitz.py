@@ -6,8 +6,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from stages.control.off_policy.agent import Agent, Transitions
+from stages.control.off_policy.agent import Agent
 from stages.control.off_policy.model_settings import Dynamics
+from stages.control.off_policy.replay import Transitions
 from stages.control.off_policy.settings import OffPolicy
 from stages.control.off_policy.world_model import WorldModel
 from stages.values.ensemble import Ensemble

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -83,9 +82,12 @@ def test_learning_curves_agree() -> None:
         training = Training(OffPolicy.model_validate({**settings, "evaluate_episodes": 1}))
         training.train()
         model = baseline(seed).learn(STEPS)
-        greedy = SimpleNamespace(greedy=lambda seen, model=model: model.actor(seen, deterministic=True))
-        found["ours"].append(mean_return(training.agent, task, 1))
-        found["theirs"].append(mean_return(SimpleNamespace(policy=greedy), task, 1))  # type: ignore[arg-type]
+
+        def greedy(seen: torch.Tensor, model: Any = model) -> torch.Tensor:
+            return model.actor(seen, deterministic=True)
+
+        found["ours"].append(mean_return(training.agent.greedy, task, 1))
+        found["theirs"].append(mean_return(greedy, task, 1))
     print(found)
     ours, theirs = (np.array(found[name]) for name in ("ours", "theirs"))
     error = np.sqrt((ours.var(ddof=1) + theirs.var(ddof=1)) / SEEDS)

@@ -15,10 +15,10 @@ from pydantic import ValidationError
 from torch import nn
 
 from stages.control.off_policy import training
-from stages.control.off_policy.agent import Agent, Transitions
+from stages.control.off_policy.agent import Agent
 from stages.control.off_policy.evaluation import overestimation, soft_returns
 from stages.control.off_policy.networks import Policy
-from stages.control.off_policy.replay import Replay
+from stages.control.off_policy.replay import Replay, Transitions
 from stages.control.off_policy.settings import OffPolicy
 from stages.control.off_policy.training import Training, run
 from stages.control.off_policy.vector_task import VectorTask
@@ -245,12 +245,21 @@ def test_bad_settings_are_refused(values: dict[str, object], message: str) -> No
     [
         ("Pendulun-v1", "Gymnasium has no Pendulun-v1"),
         ("CartPole-v1", "SAC needs a vector of bounded numbers"),
-        ("FrozenLake-v1", "needs a vector of numbers"),
+        ("Blackjack-v1", "needs a vector of numbers"),
     ],
 )
 def test_tasks_that_do_not_fit_are_refused(task: str, message: str) -> None:
     with pytest.raises(ParamsError, match=message):
         VectorTask(task, 1)
+
+
+def test_tasks_of_mujoco_are_played() -> None:
+    pytest.importorskip("mujoco")
+    task = VectorTask("Hopper-v5", 2)
+    assert task.reset(0).shape == (2, 11)
+    outcome = task.step(np.zeros((2, 3), dtype=np.float32))
+    assert outcome.following.shape == (2, 11)
+    assert not outcome.terminated.any()
 
 
 def test_without_gymnasium_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

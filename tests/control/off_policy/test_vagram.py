@@ -8,9 +8,10 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from stages.control.off_policy.agent import Agent, Transitions
+from stages.control.off_policy.agent import Agent
 from stages.control.off_policy.imagination import Imagination
 from stages.control.off_policy.model_settings import Dynamics
+from stages.control.off_policy.replay import Transitions
 from stages.control.off_policy.settings import OffPolicy
 from stages.control.off_policy.world_model import WorldModel
 from stages.values.settings import ValueAware

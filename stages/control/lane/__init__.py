@@ -1,0 +1,1 @@
+"""Runs the methods of lane control over seeds, with learning curves and films."""

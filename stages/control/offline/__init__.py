@@ -1,0 +1,1 @@
+"""Learning from data sets in Minari's format, and making them."""

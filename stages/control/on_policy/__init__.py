@@ -1,0 +1,1 @@
+"""On-policy learning on Gymnasium's tasks: proximal policy optimisation."""

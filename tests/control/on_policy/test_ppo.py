@@ -1,0 +1,80 @@
+"""PPO: advantages and loss by hand, exact resume, learning a known task, refusals by name; the same numbers as the oracle's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from stages.control.on_policy.ppo import ActorCritic, Steps, advantages
+from stages.control.on_policy.settings import Ppo
+from stages.control.on_policy.training import Training
+from tests.control import bandits
+
+SMALL: dict[str, Any] = {
+    **{"task": "Bandit-v0", "environments": 4, "horizon": 8, "steps": 640, "evaluate_every": 320, "batch": 16, "epochs": 6},
+    **{"width": 16, "layers": 1, "learning_rate": 0.02, "evaluate_episodes": 20},
+}
+
+
+def test_advantages_by_hand() -> None:
+    """gamma 0.5, lambda 0.5. The first episode ends by time after two steps, in a state that is worth 4; the second is over."""
+    reward, value = torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([[1.0], [1.0], [2.0]])
+    after, ended = torch.tensor([[1.0], [4.0], [0.0]]), torch.tensor([[0.0], [1.0], [1.0]])
+    found = advantages(reward, value, after, ended, 0.5, 0.5)
+    last = 3.0 - 2.0
+    middle = 2.0 + 0.5 * 4.0 - 1.0
+    assert found[:, 0].tolist() == pytest.approx([1.0 + 0.5 - 1.0 + 0.25 * middle, middle, last])
+
+
+def test_the_loss_by_hand() -> None:
+    """Two actions with probabilities 1/2; one was drawn with 1/4, so that its ratio is 2, clipped at 1.2, where the advantage is
+    positive; where it is negative, the worse one counts. V = 0."""
+    made = ActorCritic(Ppo(normalise=False, value_weight=0.5, entropy=0.1, width=4), 2, 2, True)
+    for head in (made.policy, made.value):
+        torch.nn.init.zeros_(head.weight)
+    quarter = torch.full((2,), 0.25).log()
+    batch = Steps(torch.zeros(2, 2), torch.zeros(2, 1), quarter, torch.tensor([1.0, -1.0]), torch.tensor([2.0, 0.0]))
+    expected = -(1.2 - 2.0) / 2 + 0.5 * (4.0 / 2) - 0.1 * np.log(2.0)
+    assert float(made.loss(batch)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_densities_of_continuous_actions_are_a_gaussian_s() -> None:
+    made = ActorCritic(Ppo(width=4), 3, 2, False)
+    seen, action = torch.randn(5, 3), torch.randn(5, 2)
+    found, entropy = made.log_densities(made(seen)[0], action)
+    gaussian = torch.distributions.Normal(made(seen)[0], 1.0)
+    assert torch.allclose(found, gaussian.log_prob(action).sum(-1), atol=1e-5)
+    assert torch.allclose(entropy, gaussian.entropy().sum(-1), atol=1e-5)
+
+
+def test_it_learns_the_best_actions_and_goes_on_exactly(tmp_path: Path) -> None:
+    settings = Ppo.model_validate(SMALL)
+    whole = Training(settings)
+    whole.train()
+    assert whole.agent.greedy(torch.eye(2))[:, 0].tolist() == bandits.REWARDS.argmax(1).tolist()
+    path = tmp_path / "run.pt"
+    first = Training(settings.model_copy(update={"checkpoint": str(path)}))
+    first.round()
+    first.save(path)
+    later = Training(settings.model_copy(update={"checkpoint": str(path)}))
+    later.train()
+    assert later.returns == whole.returns
+    assert all(torch.equal(one, other) for one, other in zip(later.agent.parameters(), whole.agent.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"evaluate_every": 5121}, "must be a multiple of environments times horizon, 256"),
+        ({"steps": 5000}, "must be a multiple of evaluate_every"),
+        ({"batch": 1}, "raise batch, or set normalise: false"),
+    ],
+)
+def test_bad_settings_are_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Ppo.model_validate(values)

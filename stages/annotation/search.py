@@ -318,7 +318,7 @@ class Search:
                 if index == start:
                     growth.taken[index] = rollout.environment.snapshot()
             self._check_state(growth, path[-1], rollout.environment)
-            if self._imagines(rollout):
+            if self.params.evaluation.model_rollouts is not None and rollout.request.kind == "rollout":  # a learnt model responds
                 rollout.environment.restore(Imagined(rollout.environment.snapshot()))
         tell_logprobs(rollout.environment, logprobs)
         step = rollout.environment.step(action)
@@ -327,10 +327,6 @@ class Search:
         if rollout.request.kind == "draw":
             rollout.snapshot = rollout.environment.snapshot()
         return step, rollout.environment.state_key(), replayed
-
-    def _imagines(self, rollout: _Rollout) -> bool:
-        """Whether a learnt model responds to the rollout."""
-        return self.params.evaluation.model_rollouts is not None and rollout.request.kind == "rollout"
 
     @staticmethod
     def _check_state(growth: _GrowingTree, node: int, environment: Environment) -> None:
@@ -354,7 +350,7 @@ class Search:
     def _edge(self, rollout: _Rollout, turn: Turn, action: str, step: Any, state_key: str, replayed: int) -> Edge:
         """The edge of a turn; truncated at `max_depth`, or if the observation and another turn do not fit the context."""
         counters = rollout.growth.tree.counters
-        imagined = self._imagines(rollout)
+        imagined = self.params.evaluation.model_rollouts is not None and rollout.request.kind == "rollout"
         counters["environment_steps"] += replayed + (not imagined)
         spans.count("environment_steps", replayed + (not imagined))
         if imagined:

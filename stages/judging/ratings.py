@@ -83,7 +83,8 @@ def fit(wins: Array, model: Model = "bradley_terry", ridge: float = 1e-6) -> Rat
             break
         step = _solve(hessian, gradient, ridge)
         strengths, loss, gradient, hessian = _search(strengths, step, loss, wins, model, ridge)
-    return Ratings(strengths, np.linalg.inv(hessian) if ridge else np.linalg.pinv(hessian))
+    inverse = np.linalg.inv(hessian) if ridge else np.linalg.pinv(hessian)
+    return Ratings(strengths, inverse.astype(np.float64))
 
 
 def _terms(strengths: Array, wins: Array, model: Model, ridge: float) -> tuple[float, Array, Array]:
@@ -99,7 +100,8 @@ def _terms(strengths: Array, wins: Array, model: Model, ridge: float) -> tuple[f
 
 
 def _solve(hessian: Array, gradient: Array, ridge: float) -> Array:
-    return np.linalg.solve(hessian, gradient) if ridge else np.linalg.pinv(hessian) @ gradient
+    step = np.linalg.solve(hessian, gradient) if ridge else np.linalg.pinv(hessian) @ gradient
+    return step.astype(np.float64)
 
 
 def _search(

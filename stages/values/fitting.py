@@ -125,9 +125,9 @@ def fit(
             group["lr"] = params.learning_rate * rate
         total, summed = sum(weight(example) for example in batch), 0.0
         for micro in token_batches(batch, micro_tokens):
-            part = loss(micro) / total
-            part.backward()
-            summed += part.item()
+            share = loss(micro) / total
+            share.backward()
+            summed += share.item()
         nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

@@ -301,13 +301,11 @@ class OnlineJob(RlJob):
     def keep_samples(self, batch: TrajectoryBatch, step: int) -> None:
         """Keep the step's episodes with their advantages, for the report; then those that the source played."""
         kept = [(self.played, batch.advantages)]
-        for role, own in self.role_updates.batches.items():
-            kept.append((self.role_updates.episodes[role], own.advantages))
+        kept += [(self.role_updates.episodes[role], own.advantages) for role, own in self.role_updates.batches.items()]
         credited = {id(episode) for episodes, _ in kept for episode in episodes}
         others = [episode for episode in self.beside if id(episode) not in credited]
         kept.append((others, torch.zeros(len(others), max((len(episode.token_ids) for episode in others), default=0))))
-        for episodes, advantages in kept:
-            self.samples += episode_rows(step + 1, episodes, advantages)
+        self.samples += [row for one in kept for row in episode_rows(step + 1, *one)]
 
     def finish(self, step: int, sums: Mapping[str, Sums]) -> dict[str, float]:
         count, everything = len(self.played), (*self.played, *self.greedy, *self.beside)

@@ -21,7 +21,6 @@ from stages.evaluation.scorers import scored_domains
 from stages.evaluation.stored_episodes import FILE as EPISODES
 from stages.evaluation.stored_episodes import write_played
 from stages.evaluation.summary import csv_lines, headline, report
-from stages.evaluation.utilities import utilities_of
 from stages.records.episode import write_json, write_table
 from stages.runtime.checkpoints import Checkpoints
 from stages.runtime.files import atomic_text
@@ -121,6 +120,8 @@ def run(context: StageContext) -> None:
         seed=params.seed,
     )
     if evaluate.utilities is not None:
+        from stages.evaluation.utilities import utilities_of
+
         evaluation["utilities"] = utilities_of(context, folders, evaluate.utilities)
     write_json(context.reports / "evaluation.json", evaluation)
     atomic_text(context.reports / "evaluation.csv", "\n".join(csv_lines(evaluation)) + "\n")

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stages.runtime.files import atomic_text
+from stages.runtime.files import atomic_file, atomic_text
 
 DIGITS = 12
 PLACEHOLDER = re.compile(r"<(EMAIL|PHONE|CARD|IP|NAME)_[0-9a-f]{12}>")
@@ -63,9 +63,9 @@ def load_key(path: Path) -> bytes:
     import secrets
 
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch(mode=0o600)
-        path.write_text(secrets.token_hex(32) + "\n", encoding="ascii")
+        with atomic_file(path) as partial:
+            partial.touch(mode=0o600)
+            partial.write_text(secrets.token_hex(32) + "\n", encoding="ascii")
     key = bytes.fromhex(path.read_text(encoding="ascii").strip())
     if len(key) != 32:
         raise ValueError(f"{path} is not a key of 64 hex digits; delete it to make a new one (older placeholders stay masked)")

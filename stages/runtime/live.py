@@ -112,7 +112,7 @@ class Live:
         with suppress(OSError):
             shutil.rmtree(self.folder, ignore_errors=True)
             (self.folder / EPISODES).mkdir(parents=True)
-            (self.folder / HISTORY).write_text("".join(json.dumps(dict(row)) + "\n" for row in history), encoding="utf-8")
+            atomic_text(self.folder / HISTORY, "".join(json.dumps(dict(row)) + "\n" for row in history), durable=False)
         pid = os.getpid()
         self._tell(State(self.state.title, label, total, len(history), "running", pid, process_identity(pid)))
 

@@ -263,8 +263,9 @@ def test_tree_nodes_hold_actions_without_thoughts(tiny_policy: Path) -> None:
 
 
 def test_every_stage_passes_model_thinking_to_chat() -> None:
-    """Contract: whoever makes a chat for the run's policy passes `model.thinking`; only pretraining has no thoughts, and a judge
-    or a model that is asked for a choice, which answer by the probabilities of their options."""
+    """Contract: whoever makes a chat for the run's policy passes `model.thinking`; without thoughts are pretraining, small models
+    for narrow calls, and a judge, an adviser or a model that is asked for a choice, which answer by the probabilities of their
+    options."""
     missing = []
     for path in sorted((ROOT / "stages").rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -282,6 +283,8 @@ def test_every_stage_passes_model_thinking_to_chat() -> None:
             if function == "EngineSettings.of" and arguments < 3:
                 missing.append(where)
     assert missing == [
+        "stages/control/advice/language_model.py",
+        *["stages/conversion/specialise.py"] * 2,
         "stages/judging/chooser.py",
         "stages/judging/generative.py",
         "stages/judging/local.py",

@@ -37,6 +37,7 @@ ALLOWED_IMPORTS = {
     "stages.runtime.files.atomic_files": WHOLE,
     "stages.runtime.files.atomic_folder": WHOLE,
     "stages.runtime.files.atomic_text": WHOLE,
+    "stages.runtime.files.locked": "which process asks first; all read the same reply",
     "stages.runtime.entry_points.Group": "finds plugins, whose changes are tracked separately (docs/dvc.md)",
     "stages.runtime.entry_points.place": "a message",
     "stages.runtime.parent.die_with_parent": "ends a process",

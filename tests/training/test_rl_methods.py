@@ -29,11 +29,11 @@ RL: dict[str, Any] = {
 }
 LEARNT = {"reinforce", "rloo", "grpo", "ppo"}
 """Methods that tests/training/test_rl_stage.py trains until they succeed."""
-ELSEWHERE = {"reseek", "router_r1", "ssp", "ssrl"}
+ELSEWHERE = {"reseek", "rlmt", "router_r1", "salmon", "ssp", "ssrl"}
 METHODS = sorted({name for name in names() if composition(name).data == "episodes"} - LEARNT - ELSEWHERE)
 """tests/training/test_archer.py has those with a replay buffer, test_judgments_rl.py the one that needs judgments,
 test_priced_rl.py the one that needs prices, test_self_play.py the one whose tasks need answers, test_evidence_rl.py the one that
-needs a graded format."""
+needs a graded format, test_rlmt.py the one that thinks, test_salmon.py the one that needs a judge model."""
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -99,9 +99,7 @@ def make_task(task: str, more_steps: int = 0, distractors: int = 0, allowed: Act
     gymnasium = import_gymnasium()
     try:
         limit = gymnasium.spec(task).max_episode_steps
-        if limit is None:
-            raise ParamsError(f"task: the episodes of {task} have no time limit; register it with max_episode_steps")
-        made = gymnasium.make(task, max_episode_steps=limit + more_steps, **options)
+        made = gymnasium.make(task, max_episode_steps=None if limit is None else limit + more_steps, **options)
     except gymnasium.error.DependencyNotInstalled as error:
         raise ParamsError(f"task: {task} needs a package that is not installed: {error}") from error
     except gymnasium.error.Error as error:
@@ -109,6 +107,8 @@ def make_task(task: str, more_steps: int = 0, distractors: int = 0, allowed: Act
     if type(made.observation_space).__name__ == "Discrete":
         made = gymnasium.wrappers.FlattenObservation(made)
     _check_spaces(task, made, allowed)
+    if limit is None:
+        raise ParamsError(f"task: the episodes of {task} have no time limit; register it with max_episode_steps")
     if distractors:
         from stages.control.off_policy.distractors import Distractors
 

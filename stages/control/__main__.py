@@ -39,14 +39,13 @@ def make_data(root: Path, lane: Lane, name: str) -> None:
     """Write data/control/<name>/<kind>-v0 and a summary of them."""
     import shutil
 
-    from stages.control.lane.runs import SCRATCH
+    from stages.control.lane.runs import SCRATCH, code_of, digest
     from stages.control.offline.collecting import make
     from stages.control.offline.datasets import content_hash
-    from stages.runtime.lineage import dvc_hash
 
     known(name, list(lane.data), "data set")
     settings = lane.data[name]
-    scratch = root / SCRATCH / f"data-{name}-{dvc_hash(root / 'stages/control')}"
+    scratch = root / SCRATCH / f"data-{name}-{digest(code_of(root))}"
     tracker = tracked(root, f"data.{name}", settings)
     status = "FAILED"
     try:

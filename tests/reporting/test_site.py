@@ -50,6 +50,8 @@ def test_each_method_has_a_page_with_switch_and_evidence() -> None:
     assert "    rl: {algorithm: arpo}\n" in pages["arpo"]
     assert "[arpo 1](../../reports/claims/arpo.md)" in pages["arpo"]
     assert '| `rl.loss.aggregation` | `"token_mean"` |' in pages["lite_ppo"]
+    for control in ("arsq", "ravl", "r2pvi", "risk_averse_equilibrium", "shapley_marl", "vagram", "dsac_t", "rladapter"):
+        assert f"[{control} 1](../../reports/claims/{control}.md)" in pages[control]
     assert any("No experiment of the board uses it yet" in text for text in pages.values())
 
 

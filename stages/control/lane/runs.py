@@ -11,23 +11,38 @@ from typing import Any
 
 from stages.control.lane.settings import Film, Lane, load_lane
 from stages.control.learnt import Learnt
+from stages.control.offline.datasets import MAKE
 from stages.control.problems import PROBLEMS
 from stages.records.episode import read_json, write_json
 from stages.runtime.files import atomic_bytes
 from stages.runtime.lineage import dvc_hash
+from stages.runtime.validation import ParamsError
 from stages.runtime.workers import worker_pool
 
 SCRATCH = Path(".bellwether/control")
 
 
+def code_of(root: Path) -> list[str]:
+    """Hashes of the code that bears on the lane's runs."""
+    return [dvc_hash(root / "stages" / part) for part in ("control", "values", "seeding.py")]
+
+
+def digest(parts: list[Any]) -> str:
+    """16 hex digits of JSON values."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
 def scratch_of(root: Path, lane: Lane, name: str) -> Path:
-    """Where a method's seeds are kept until all are finished; another folder for other settings, code or data."""
+    """Where a method's seeds are kept until all are finished; another folder for other settings, code or data. Raises ParamsError
+    without the data set that it learns from."""
     method = lane.methods[name]
-    parts: list[Any] = [method.model_dump(mode="json"), lane.film and lane.film.model_dump(), dvc_hash(root / "stages/control")]
+    parts: list[Any] = [method.model_dump(mode="json"), lane.film and lane.film.model_dump(), *code_of(root)]
     if method.problem == "offline":
-        parts.append(dvc_hash(root / "data/control" / method.settings["dataset"]))
-    digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
-    return root / SCRATCH / f"{name}-{digest}"
+        data = root / "data/control" / method.settings["dataset"]
+        if not data.exists():
+            raise ParamsError(f"dataset: {data} does not exist; {MAKE}")
+        parts.append(dvc_hash(data))
+    return root / SCRATCH / f"{name}-{digest(parts)}"
 
 
 def play_seed(path: Path, name: str, seed: int, scratch: Path) -> dict[str, Any]:

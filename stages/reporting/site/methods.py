@@ -34,9 +34,16 @@ def _keys(text: str) -> set[str]:
     return set(re.findall(r"[a-z_]+(?:\.[a-z_]+)+(?:: ?[\w+]+)?", text.replace(": ", ":")))
 
 
+def _papers(text: str) -> set[str]:
+    """arXiv's numbers."""
+    return set(re.findall(r"\b\d{4}\.\d{4,5}\b", text))
+
+
 def concerns(experiment: Experiment, card: Card) -> bool:
     """Whether an experiment is about the method, or compares with it."""
     if _keys(card.switch) & _keys(experiment.switch):
+        return True
+    if experiment.lane == "control" and _papers(card.paper) & _papers(experiment.paper):
         return True
     trained = (deep_merge(experiment.shared, arm or {}) for arm in experiment.arms.values())
     return any(values.get("rl", {}).get("algorithm") == card.slug for values in trained)

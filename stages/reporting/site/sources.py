@@ -27,6 +27,8 @@ CHAPTERS: Mapping[str, Sequence[str]] = {
         "docs/constraints",
         "docs/thinking",
         "docs/judges",
+        "docs/guidance",
+        "docs/instructions",
     ),
     "Environments and models": ("docs/environments", "docs/base-model", "docs/families", "docs/sandbox", "docs/exchange"),
     "Tools": ("docs/dvc", "docs/mlflow", "docs/prefect", "docs/serving", "docs/conversion", "docs/cluster"),

@@ -15,11 +15,13 @@ import pytest
 import yaml
 from PIL import Image
 
+from stages.control import one_run
 from stages.control.lane import films, runs
-from stages.control.lane.runs import play_method
+from stages.control.lane.runs import play_method, scratch_of
 from stages.control.lane.settings import PARAMS, Film, Lane, load_lane
 from stages.control.lane.statistics import improvement, iqm_curve, last_scores
 from stages.control.offline.settings import KINDS
+from stages.control.reach import ravl
 from stages.reporting.control_page import render_control_page
 from stages.runtime.validation import ParamsError
 
@@ -41,6 +43,9 @@ def write(root: Path, values: dict[str, Any]) -> Path:
     path = root / PARAMS
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(values))
+    for part in ("control", "values"):
+        (root / "stages" / part).mkdir(parents=True, exist_ok=True)
+    shutil.copy(ROOT / "stages/seeding.py", root / "stages/seeding.py")
     shutil.copytree(ROOT / "stages/control/lane", root / "stages/control", dirs_exist_ok=True)
     return path
 
@@ -163,3 +168,25 @@ def test_results_are_json_without_paths_or_times(played: tuple[Lane, dict[str, d
     for found in played[1].values():
         text = json.dumps({key: value for key, value in found.items() if key != "film"})
         assert "/" not in text
+
+
+def test_settings_that_a_run_refuses_end_it_with_a_message(tmp_path: Path, monkeypatch, capsys) -> None:
+    """Contract: a program of the lane says which setting is wrong, or that the file is missing, and exits with 2."""
+    monkeypatch.setattr(one_run, "die_with_parent", lambda: None)
+    file = tmp_path / "settings.yaml"
+    for text, message in (("critcs: 10\n", "unknown key 'critcs'. Did you mean 'critics'"), (None, "No such file")):
+        file.unlink(missing_ok=True)
+        if text is not None:
+            file.write_text(text)
+        monkeypatch.setattr(sys, "argv", ["ravl", "--settings", str(file), "--result", str(tmp_path / "result.json")])
+        assert ravl.main() == 2
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "result.json").exists()
+
+
+def test_learning_from_a_data_set_that_is_not_made_says_how_to_make_it(tmp_path: Path) -> None:
+    write(tmp_path, TINY)
+    lane = load_lane(ROOT / PARAMS)
+    name = next(name for name, method in lane.methods.items() if method.problem == "offline")
+    with pytest.raises(ParamsError, match=r"does not exist; `dvc repro reports/control/dvc\.yaml"):
+        scratch_of(tmp_path, lane, name)

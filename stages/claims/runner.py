@@ -127,6 +127,17 @@ class ExperimentRunner:
     def _check_out(self, workspace: EvaluationWorkspace) -> None:
         workspace.check_out(self.root, self.commit, SOURCES)
 
+    def _link_model(self, workspace: EvaluationWorkspace, path: str) -> None:
+        """Let a workspace find a base model that the commit does not hold. Raises RunFailedError if the checkout has none."""
+        if path.startswith("hub:") or Path(path).is_absolute() or (workspace.folder / path).exists():
+            return
+        if not (self.root / path).exists():
+            raise RunFailedError(
+                f"model.path {path} does not exist in {self.root}; docs/extending.md says how to make a model folder"
+            )
+        (workspace.folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (workspace.folder / path).symlink_to((self.root / path).resolve(), target_is_directory=True)
+
     def start(self, values: Mapping[str, Any]) -> EvaluationWorkspace:
         """The workspace in which everything before rl is done, made once for all runs that share it."""
         domain = values["domains"][0]
@@ -134,6 +145,7 @@ class ExperimentRunner:
 
         def prepare(workspace: EvaluationWorkspace) -> None:
             self._check_out(workspace)
+            self._link_model(workspace, values["model"]["path"])
             workspace.write_settings(values)
             workspace.python(["-c", DVC, "--wait-for-lock", "repro", f"annotate@{domain}"], self.threads)
             shutil.rmtree(workspace.folder / ".dvc")

@@ -97,7 +97,8 @@ class EvaluationWorkspace:
         atomic_text(self.folder / ".dvc" / "config", DVC_CONFIG.format(cache=root / ".dvc" / "cache"))
 
     def copy_of(self, other: EvaluationWorkspace) -> None:
-        shutil.copytree(other.folder, self.folder)
+        """Symbolic links, such as that to a large base model, stay links."""
+        shutil.copytree(other.folder, self.folder, symlinks=True)
 
     def update_code(self, root: Path) -> None:
         """Copy stages/ and dvc.yaml from the checkout `root` if they differ: older code could reject a newer params.yaml."""

@@ -519,6 +519,25 @@ def test_clean_commit_rejects_uncommitted_stages(tmp_path: Path) -> None:
         clean_commit(tmp_path)
 
 
+def test_a_pre_trained_model_is_linked_into_workspaces(tmp_path: Path) -> None:
+    """Contract: models that no commit holds are found in the checkout, copies of a workspace do not copy them, and a missing one
+    is named."""
+    folder = tmp_path / "data/pretrained/m"
+    folder.mkdir(parents=True)
+    (folder / "weights").write_text("large")
+    runner, first = ExperimentRunner(tmp_path, "c" * 40), EvaluationWorkspace(tmp_path / "first")
+    first.folder.mkdir()
+    runner._link_model(first, "data/pretrained/m")
+    second = EvaluationWorkspace(tmp_path / "second")
+    second.copy_of(first)
+    linked = second.folder / "data/pretrained/m"
+    assert linked.is_symlink()
+    assert (linked / "weights").read_text() == "large"
+    runner._link_model(second, "hub:org/name")
+    with pytest.raises(RunFailedError, match=r"model\.path data/pretrained/other does not exist"):
+        runner._link_model(first, "data/pretrained/other")
+
+
 def test_every_shipped_experiment_is_valid_and_in_dvc_yaml() -> None:
     """Overrides that no longer fit params.yaml fail here, not hours into `make claims`."""
     params = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))

@@ -16,6 +16,7 @@ from stages.control.pursuit.settings import Pursuit
 from stages.control.reach.settings import Reach
 from stages.control.settings import OfflineQ
 from stages.control.soft_q.settings import JointActions
+from stages.conversion.planted_settings import PlantedCalls
 from stages.runtime.validation import Section
 
 
@@ -119,6 +120,15 @@ PROBLEMS = {
         Pursuit,
         ("control.rank_correlation", "control.team", "control.efficiency_gap", "control.standard_error", "control.switched_off"),
         "each seed has its own episodes and sampled coalitions",
+    ),
+    "calls": Problem(
+        "stages.conversion.planted",
+        PlantedCalls,
+        (
+            *("control.replaceable_share", "control.cost_per_call", "control.kept", "control.right", "control.rand_index"),
+            *("control.fallback_before", "control.fallback_after", "control.leaks"),
+        ),
+        "each seed has its own log, clusters and training order; the small model's first weights are the same",
     ),
 }
 """By name."""

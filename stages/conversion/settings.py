@@ -32,7 +32,7 @@ class ClusterCalls(Section):
 
     k: Count | None = None
     """null: the number in k_range with the highest mean silhouette."""
-    k_range: tuple[Count, Count] = (2, 20)
+    k_range: Annotated[list[Count], Field(min_length=2, max_length=2)] = [2, 20]
     min_cluster: Count = 500
     """Smaller clusters stay with the large model."""
     seed: Annotated[int, Field(ge=0)] = 42
@@ -40,7 +40,7 @@ class ClusterCalls(Section):
     @model_validator(mode="after")
     def _ordered(self) -> ClusterCalls:
         if not 2 <= self.k_range[0] <= self.k_range[1]:
-            raise ValueError(f"k_range {list(self.k_range)} must be [from, to] with 2 <= from <= to")
+            raise ValueError(f"k_range {self.k_range} must be [from, to] with 2 <= from <= to")
         return self
 
 

@@ -13,11 +13,14 @@ import pytest
 import torch
 from sklearn.metrics import adjusted_rand_score
 
+from stages.control.problems import PROBLEMS
 from stages.conversion.call_log import CallLog, read_calls
 from stages.conversion.choice import Scored, Share, calibrated, cost_per_call, lower_bound, promoted, replaceable_share, select
 from stages.conversion.clusters import fit_clusters
 from stages.conversion.curate_calls import curated
 from stages.conversion.masking import LeakError, Masker, load_key
+from stages.conversion.planted import SHIFTED, calls_of, planted
+from stages.conversion.planted_settings import PlantedCalls
 from stages.conversion.rounds import CONVERTED, NOT_CONVERTIBLE, NOTHING_NEW, convert
 from stages.conversion.router import LARGE, CallRouter
 from stages.conversion.settings import ClusterCalls, Conversion, CurateCalls, Router, SelectModel
@@ -136,7 +139,7 @@ def test_curation_splits_by_trace_and_trains_on_confirmed_calls_only():
 def test_four_template_families_are_found_whatever_the_order():
     calls = [call_of(family, number) for family in FAMILIES for number in range(500)]
     truth = [place // 500 for place in range(2000)]
-    settings = ClusterCalls(k_range=(2, 6), min_cluster=500)
+    settings = ClusterCalls(k_range=[2, 6], min_cluster=500)
     clusters, labels = fit_clusters(calls, settings)
     assert (clusters.count, clusters.sizes, clusters.served) == (4, [500] * 4, [0, 1, 2, 3])
     assert adjusted_rand_score(truth, labels) == 1.0
@@ -331,3 +334,33 @@ def test_server_logs_chat_completions_and_outcomes(tiny_policy: Path, tmp_path: 
     (own,) = [call for call in calls if call["trace"] == "t7"]
     assert (own["outcome"], own["tokens"], own["prompt"]) == (1, len(turns[0].token_ids), messages)
     assert own["response"].startswith("take <EMAIL_")
+
+
+# ---- the planted log -------------------------------------------------------------------------------------------------------
+
+
+def test_planted_calls_are_reproducible_and_have_their_answers():
+    calls = calls_of(40, 0, "x")
+    assert calls == calls_of(40, 0, "x") != calls_of(40, 1, "x")
+    for call in calls:
+        prompt = call["prompt"][0]["content"]
+        if call["kind"] == "date":
+            day, later = (int(word) for word in prompt.partition("day ")[2].replace("and ", "").split()[:2])
+            assert call["response"] == f"date {day + later}"
+        if call["kind"] == "field":
+            ((noun, value),) = json.loads(call["response"]).items()
+            assert f"{noun} {value}," in prompt
+            assert prompt.endswith(f"fields of {noun}")
+        if call["kind"] == "intent":
+            assert f"wish: {call['response'].removeprefix('intent ')} the" in prompt
+    assert any("@mail.org" in call["prompt"][0]["content"] for call in calls)
+    assert all("wish" not in call["prompt"][0]["content"] for call in calls_of(8, 0, "x", (SHIFTED,), shifted=True))
+
+
+def test_a_planted_conversion_measures_without_leaks():
+    """Both rounds, on few calls that a small model can't learn: everything falls back, at no saving."""
+    found = planted(PlantedCalls(calls=200, shifted=100, epochs=1, k=2))
+    assert set(found) == {name.removeprefix("control.") for name in PROBLEMS["calls"].metrics}
+    assert found["leaks"] == 0
+    assert 0 <= found["kept"] <= 1
+    assert found["cost_per_call"] >= 0

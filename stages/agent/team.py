@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationError, field_validator
 
 from stages.agent.prompts import check_prompt, load_prompt
 from stages.runtime.files import atomic_text
-from stages.runtime.validation import Section
+from stages.runtime.validation import Section, explain
 
 FILE = "team.json"
 """In the folder of the acting member's weights."""
@@ -101,7 +101,8 @@ def read_team(folder: Path, domain: str) -> StoredTeam | None:
         stored: Any = json.loads(path.read_text(encoding="utf-8"))
         team = StoredTeam.model_validate(stored)
     except ValueError as error:
-        raise ValueError(f"{path} describes no team ({error}); run rl@{domain} again") from error
+        why = explain(error, StoredTeam, FILE) if isinstance(error, ValidationError) else error
+        raise ValueError(f"{path} describes no team ({why}); run rl@{domain} again") from error
     return team if team.domain == domain else None
 
 

@@ -102,7 +102,7 @@ def test_inapplicable_key_error_names_its_condition() -> None:
     """Contract: the messages come from the conditions declared at the keys, and these name real keys."""
     expected = {
         "reward.overlong_max": "it needs a reward.overlong_penalty above 0",
-        "loss.clip_low": "it needs loss.kind: ppo_clip, gspo or cispo",
+        "loss.clip_low": "it needs loss.kind: ppo_clip, turn_clip, gspo or cispo",
         "external.mix": "it needs an external.per_group above 0 ",
         "replay.samples": "it needs advantage.estimator: utterance ",
     }
@@ -217,7 +217,7 @@ def test_grpo_with_explicit_parts_equals_lite_ppo() -> None:
         ({"selection": {"easy_min": 0.9}}, r"rl\.selection\.easy_min .* needs selection\.kind: model_aware"),
         ({"algorithm": "remax", "critic": {"coef": 0.5}}, "a method with a critic"),
         ({"algorithm": "gpg", "advantage": {"mean": "group"}}, "estimator: group"),
-        ({"algorithm": "gpg", "advantage": {"level": "turn"}}, "group or gae"),
+        ({"algorithm": "gpg", "advantage": {"level": "turn"}}, "group, gae or team"),
         ({"algorithm": "gpg", "settings": {"most": -1}}, r"'rl\.settings\.most' Input should be greater than 0"),
         ({"algorithm": "grpo", "advantage": {"estimator": "own"}}, "no advantage of its own"),
         ({"algorithm": "dpo", "preference": {"loss": "own"}}, "no preference of its own"),

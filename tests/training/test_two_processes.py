@@ -39,7 +39,9 @@ if int(os.environ.get("WORLD_SIZE", "1")) > 1:
     import torch
     torch.distributed.barrier()
 sys.argv = ["rl", "--domain", "toy"]
-for folder in (".", "pairs"):
+for folder in (".", "pairs", "../agents"):
+    if not os.path.isdir(folder):
+        continue
     os.chdir(folder)
     code = code or stage_run("rl", rl.run, params, open_tracker, per_domain=True, launched=True)
 sys.exit(code)
@@ -66,6 +68,17 @@ PAIRS = {
     # Before each update KTO scores other pairs with policy and reference.
     "rl": {"algorithm": "kto", "steps": 4, "warmup_steps": 0, "checkpoint_every": 2, "preference": {"pairs_per_step": 5}},
 }
+TEAM = {
+    "resources": RESOURCES,
+    "rl": {
+        "algorithm": "marft",
+        "steps": 2,
+        "tasks_per_step": 3,
+        "group_size": 2,
+        "warmup_steps": 0,
+        "sampling": {"max_tokens": 4},
+    },
+}
 
 
 def curve(path: Path) -> list[dict[str, float]]:
@@ -75,14 +88,16 @@ def curve(path: Path) -> list[dict[str, float]]:
 
 @pytest.fixture
 def start(make_context, tmp_path):
-    """start(name, *launcher, **sections): a process that runs sft, then rl, in its own folder, and rl from pairs in the subfolder
-    `pairs`."""
+    """start(name, *launcher, **sections): a process that runs sft, then rl, in its own folder, rl from pairs in the subfolder
+    `pairs` and, with agents=True, rl of a team in the subfolder `agents`."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
 
-    def go(name: str, *launcher: str, **changes: Any) -> tuple[Path, subprocess.Popen]:
+    def go(name: str, *launcher: str, agents: bool = False, **changes: Any) -> tuple[Path, subprocess.Popen]:
         root = make_context("sft", name, **{**SECTIONS, **changes}).root
         store_pairs(make_context("rl", f"{name}/pairs", **{**PAIRS, "resources": changes.get("resources", RESOURCES)}))
+        if agents:
+            make_context("rl", f"{name}/agents", **{**TEAM, "resources": changes["resources"]})
         dropped = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
         environment = {key: value for key, value in os.environ.items() if key not in dropped}
         environment |= {"BELLWETHER_TRACKING": "off", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
@@ -130,14 +145,16 @@ def test_two_processes_train_like_one(start, tmp_path: Path) -> None:
 
 @pytest.mark.timeout(900)
 def test_trained_bytes_are_independent_of_the_number_of_workers(start, tmp_path: Path) -> None:
-    """Contract: with 1, 2 and 3 workers, sft, rl with policy and critic, and rl from preference pairs write the same bytes."""
-    running = {count: start(f"team{count}", resources={**RESOURCES, "workers": count}) for count in (1, 2, 3)}
+    """Contract: with 1, 2 and 3 workers, sft, rl with policy and critic, rl from preference pairs and rl of a team of agents write
+    the same bytes."""
+    running = {count: start(f"team{count}", agents=True, resources={**RESOURCES, "workers": count}) for count in (1, 2, 3)}
     for count, (_, process) in running.items():
         assert process.wait(timeout=900) == 0, (tmp_path / f"team{count}.log").read_text()[-4000:]
     one = running[1][0]
-    folders = ("data/models", "data/rl", "reports", "pairs/data/models/rl", "pairs/reports")
+    folders = ("data/models", "data/rl", "reports", "pairs/data/models/rl", "pairs/reports", "agents/data", "agents/reports")
     files = sorted(path.relative_to(one) for folder in folders for path in (one / folder).rglob("*") if path.is_file())
-    assert {Path("data/models/rl/toy/model.safetensors"), Path("reports/sft/history.csv")} <= set(files)
+    planner = Path("agents/data/models/rl/toy/agents/planner/model.safetensors")
+    assert {Path("data/models/rl/toy/model.safetensors"), Path("reports/sft/history.csv"), planner} <= set(files)
     for count in (2, 3):
         for file in files:
             assert (running[count][0] / file).read_bytes() == (one / file).read_bytes(), f"{count} workers: {file}"

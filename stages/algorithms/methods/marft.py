@@ -12,8 +12,8 @@ CARD = Card(
     paper="MARFT: Multi-Agent Reinforcement Fine-Tuning, arXiv 2504.16129",
     equation="in each round the planner writes a plan and the solver, who reads it, acts; a critic V reads each agent's own "
     "prompt; along the texts of a play d = r + gamma V' - V, A = d + gamma lam A', V' being of whoever speaks next; A normalised "
-    "over the texts; loss = mean over texts of -min(rho A, clip(rho, 1 - 0.2, 1 + 0.2) A) - 0.01 entropy, rho = the product of a text's "
-    "token ratios; clipped Huber loss of V; no optimiser step on a minibatch with KL above 1e-3",
+    "over the texts; loss = mean over texts of -min(rho A, clip(rho, 1 - 0.2, 1 + 0.2) A) - 0.01 entropy, rho = the product of a "
+    "text's token ratios; clipped Huber loss of V; no optimiser step on a minibatch with KL above 1e-3",
     assumptions="the reward is the acting agent's, who speaks last. Each play is a sequence of its own, so that credit never "
     "depends on what was played before (in the authors' code the link between the agents of a round is masked by the end of the "
     "previous round). Verdicts of the environment end a play and are never read. Each agent's loss is the mean over its texts",

@@ -92,9 +92,8 @@ class OnlineJob(RlJob):
             stored = stored_episodes(context, self.rl.replay, self.tasks, self.chat, self.max_length)
             models = (self.models, algorithm, self.policy_updates, ReplayBuffer(stored, self.rl.replay.capacity), self.engine)
             self.off_policy = OffPolicy(*models, self.chat, self.width, self.max_length, self.seed, self.labels.stream)
-        self.imitation: SelfImitation | None = None
-        if self.rl.imitation.ratio:
-            self.imitation = SelfImitation(self.models, self.rl.imitation, self.rl.sampling.temperature)
+        imitation, temperature = self.rl.imitation, self.rl.sampling.temperature
+        self.imitation = SelfImitation(self.models, imitation, temperature) if imitation.ratio else None
         self.teacher: SelfTeacher | None = None
         if algorithm.needs_teacher:
             known = solutions(self.rl.settings.source, self.curated, self.annotated, str(context.domain))

@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field, ValidationError, field_validator
 
 from stages.agent.prompts import check_prompt, load_prompt
+from stages.records.task import opening
 from stages.runtime.files import atomic_text
 from stages.runtime.validation import Section, explain
 
@@ -60,6 +61,44 @@ def problem(members: Sequence[Member]) -> str | None:
     if members and members[-1].speaks != "every":
         return f"ends with {members[-1].role}, whose texts are the actions and who speaks in every round; set its speaks to every"
     return None
+
+
+class Speaker(Protocol):
+    """A member, as a setting or as stored."""
+
+    @property
+    def role(self) -> str: ...
+    @property
+    def sees(self) -> list[str]: ...
+    @property
+    def speaks(self) -> str: ...
+    @property
+    def template(self) -> str: ...
+
+
+class Conversation:
+    """What the members of a team have to read in a play."""
+
+    def __init__(self, team: Sequence[Speaker], task: str, observation: str) -> None:
+        """task: its prompt; observation: the environment's first one."""
+        self._team = team
+        self._unread = {one.role: [opening(one.template.replace(TASK, task), observation)] for one in team}
+
+    def say(self, role: str, text: str) -> None:
+        """A member's text, for those who see it."""
+        for member in self._team:
+            if role in member.sees:
+                self._unread[member.role].append(f"{role}: {text}")
+
+    def observe(self, text: str) -> None:
+        """What the environment answers, for all."""
+        for unread in self._unread.values():
+            unread.append(text)
+
+    def read(self, role: str) -> str:
+        """All that a member has not read yet."""
+        text, self._unread[role] = "\n".join(self._unread[role]), []
+        return text
 
 
 class StoredMember(Section):

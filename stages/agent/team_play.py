@@ -10,34 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from stages.agent.active_episode import ActiveEpisode, EpisodeRequest
 from stages.agent.chat import Chat
 from stages.agent.environment_pool import EnvironmentPool
 from stages.agent.rollout import Collector, Labels, turn_key
-from stages.agent.team import TASK
+from stages.agent.team import Conversation, Speaker
 from stages.engine.engine import Engine, Sampling, Turn
 from stages.environments.protocol import Observation, Step
 from stages.records.episode import Episode, Owner
-from stages.records.task import opening
 from stages.records.thinking import ParsedTurn
 
 SAID = Step(Observation(""), 0.0, accepted=True, terminated=False, truncated=False)
 """What a text that is no action does in the environment."""
-
-
-class Speaker(Protocol):
-    """A member: `stages.agent.team.Member` or StoredMember."""
-
-    @property
-    def role(self) -> str: ...
-    @property
-    def sees(self) -> list[str]: ...
-    @property
-    def speaks(self) -> str: ...
-    @property
-    def template(self) -> str: ...
 
 
 @dataclass
@@ -45,8 +30,6 @@ class Seat:
     """A member's part in a play."""
 
     active: ActiveEpisode
-    heard: list[str] = field(default_factory=list)
-    """What it has not read yet."""
     closing: list[int] = field(default_factory=list)
     """Tokens that end its newest turn."""
     unfinished: bool = False
@@ -63,8 +46,14 @@ class Play:
     seats: dict[str, Seat]
     main: ActiveEpisode
     """Of the acting member."""
+    conversation: Conversation | None = None
     round: int = 0
     moves: int = 0
+
+    @property
+    def heard(self) -> Conversation:
+        assert self.conversation is not None, "the environment was reset"
+        return self.conversation
 
 
 class TeamCollector:
@@ -115,9 +104,7 @@ class TeamCollector:
             seats = {member.role: self._seat(request, member, environment) for member in self.team}
             plays.append(Play(request, seats, seats[self.acting].active))
         for play, text in zip(plays, self._in_environments(lambda play: Collector._reset(play.main), plays), strict=True):
-            for member in self.team:
-                task = member.template.replace(TASK, play.request.task.prompt)
-                play.seats[member.role].heard.append(opening(task, text))
+            play.conversation = Conversation(self.team, play.request.task.prompt, text)
         return plays
 
     def _in_environments(self, call: Callable[..., object], plays: Sequence[Play], *more: Sequence[object]) -> list:
@@ -132,8 +119,7 @@ class TeamCollector:
         ready = []
         for play in plays:
             seat = play.seats[role]
-            episode, text = seat.active.episode, "\n".join(seat.heard)
-            seat.heard = []
+            episode, text = seat.active.episode, play.heard.read(role)
             begins = not episode.token_ids
             tokens = self.chat.prompt_tokens(text) if begins else [*seat.closing, *self.chat.observation_tokens(text)]
             if episode.turns:
@@ -206,13 +192,11 @@ class TeamCollector:
         play.moves += 1
         seat.closing = self.chat.closing_tokens(turn.token_ids)
         seat.unfinished = not parsed.finished and turn.stop_reason != "stop"
-        for member in self.team:
-            if role in member.sees:
-                play.seats[member.role].heard.append(f"{role}: {parsed.action}")
+        play.heard.say(role, parsed.action)
         if role == self.acting:
             stop = active.stop_reason(turn, step, self.max_turns)
-            for member in self.team if step.observation.text and not stop else ():
-                play.seats[member.role].heard.append(step.observation.text)
+            if step.observation.text and not stop:
+                play.heard.observe(step.observation.text)
         else:
             stop = "length" if turn.stop_reason == "context" else ""
         active.turn += 1

@@ -71,7 +71,7 @@ def test_a_member_reads_what_it_sees_and_nothing_else(plays, chat) -> None:
         assert planner.group_id == solver.group_id
         seen = [message["content"] for message in solver.messages if message["role"] == "user"]
         read = [message["content"] for message in planner.messages if message["role"] == "user"]
-        assert read[0].startswith("take the key\nPlan:")
+        assert read[0].startswith("take the key\nPlan the next action.")
         for turn, plan in enumerate(planner.turns):
             world = "take the key\nyou are in room" if turn == 0 else ""
             assert seen[turn].startswith(world)

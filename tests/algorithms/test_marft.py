@@ -74,7 +74,9 @@ def test_a_play_after_a_finished_one_has_the_same_advantages(make_batch) -> None
 
 def test_rounds_follow_each_other(make_batch) -> None:
     """V = 0.1, 0.2 in round one and 0.3, 0.4 in round two, reward 1 at the end, gamma 0.5, lambda 0.5: backwards
-    d = 0.6, -0.1, -0.05, 0, A = 0.6, 0.05, -0.0375, -0.009375. A planner that speaks in the first round alone is before both actions."""
+    d = 0.6, -0.1, -0.05, 0, A = 0.6, 0.05, -0.0375, -0.009375.
+
+    A planner that speaks in the first round alone is before both actions."""
     batch = batch_of(make_batch, [[0.1, 0.3], [0.2, 0.4]], [0, 1], [0, 0], [[0, 2], [1, 3]])
     found = team_advantage(batch, Advantage(**TURN, gamma=0.5, lam=0.5), team_of())
     assert_near(torch.tensor(per_turn(found.advantages, batch)), [[-0.009375, 0.05], [-0.0375, 0.6]], atol=1e-6)

@@ -55,6 +55,7 @@ def test_adapters_on_a_shared_base_resume_to_the_same_bytes(make_context, tiny_p
     assert all(row["planner/grad_norm"] > 0 and row["solver/grad_norm"] > 0 for row in rows)
     assert all(row["planner/turns"] == row["solver/turns"] == row["turns"] == 2 for row in rows)
     assert [row["environment_steps"] for row in rows] == [12, 12], "plans are no actions"
+    assert all(0 <= row["planner/followed"] <= 1 and "solver/followed" not in row for row in rows)
     report = json.loads((whole.root / "reports/rl/toy.json").read_text())
     assert report["ledger/environment_tokens_trained"] == 0
     samples = read_rows(whole.root / "data/rl/toy/samples.parquet")

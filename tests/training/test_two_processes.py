@@ -145,8 +145,8 @@ def test_two_processes_train_like_one(start, tmp_path: Path) -> None:
 
 @pytest.mark.timeout(900)
 def test_trained_bytes_are_independent_of_the_number_of_workers(start, tmp_path: Path) -> None:
-    """Contract: with 1, 2 and 3 workers, sft, rl with policy and critic, rl from preference pairs and rl of a team of agents write
-    the same bytes."""
+    """Contract: with 1, 2 and 3 workers, sft, rl with policy and critic, rl from preference pairs and rl of a team
+    of agents write the same bytes."""
     running = {count: start(f"team{count}", agents=True, resources={**RESOURCES, "workers": count}) for count in (1, 2, 3)}
     for count, (_, process) in running.items():
         assert process.wait(timeout=900) == 0, (tmp_path / f"team{count}.log").read_text()[-4000:]

@@ -108,7 +108,8 @@ class Team:
         return [row for row in rows if self.learner(self.roles[members[row]]) == agent.learner]
 
     def row(self, played: Sequence[Episode], advantages: torch.Tensor, sums: Mapping[str, Sums]) -> dict[str, float]:
-        """Columns of the history, `<role>/` and: texts and tokens per play, mean advantage of its texts, and what there is for
+        """Columns of the history, `<role>/` and: texts and tokens per play, mean advantage of its texts, for members that do not
+        act the share of texts that the next action repeats (`followed`), and what there is for
         the policy of a run without a team."""
         row: dict[str, float] = {}
         episodes = [*played, *self.rows(played)]
@@ -121,11 +122,24 @@ class Team:
                 "policy_tokens": sum(episodes[index].policy_tokens for index in own) / len(played),
                 "advantage": sum(credited) / max(len(credited), 1),
             }
+            if role != self.acting and credited:
+                said = [repeats for index in own for repeats in self._followed(episodes[index], played)]
+                found["followed"] = sum(said) / len(said)
             learner = self.learner(role)
             if learner in sums and (learner != POLICY or role == self.acting):
                 found |= policy_row({POLICY: sums[learner]})
             row |= {f"{role}/{name}": value for name, value in found.items()}
         return row
+
+    @staticmethod
+    def _followed(episode: Episode, played: Sequence[Episode]) -> list[bool]:
+        """Whether the action after each text of a member that does not act is the same."""
+        acting = next(one for one in played if one.play == episode.play)
+        after = [next((k for k, place in enumerate(acting.moves) if place > move), None) for move in episode.moves]
+        return [
+            place is not None and acting.turns[place].action_key == turn.action_key
+            for place, turn in zip(after, episode.turns, strict=True)
+        ]
 
     def save(self, folder: Path, domain: str, tokenizer: Any) -> None:
         """Write what playing the team needs to the folder of the acting member's weights, whose adapter has the same base."""

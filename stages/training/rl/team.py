@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from stages.agent.active_episode import EpisodeRequest
 from stages.agent.branching import Plan
 from stages.agent.chat import Chat
@@ -107,12 +105,14 @@ class Team:
         members = _members(batch)
         return [row for row in rows if self.learner(self.roles[members[row]]) == agent.learner]
 
-    def row(self, played: Sequence[Episode], advantages: torch.Tensor, sums: Mapping[str, Sums]) -> dict[str, float]:
+    def row(self, played: Sequence[Episode], batch: TrajectoryBatch | None, sums: Mapping[str, Sums]) -> dict[str, float]:
         """Columns of the history, `<role>/` and: texts and tokens per play, mean advantage of its texts, for members that do not
         act the share of texts that the next action repeats (`followed`), and what there is for
         the policy of a run without a team."""
+        assert batch is not None
+        assert batch.advantages is not None
         row: dict[str, float] = {}
-        episodes = [*played, *self.rows(played)]
+        episodes, advantages = [*played, *self.rows(played)], batch.advantages
         firsts = [[float(advantages[index, turn.start]) for turn in one.turns] for index, one in enumerate(episodes)]
         for role in self.roles:
             own = [index for index, episode in enumerate(episodes) if episode.role == role]

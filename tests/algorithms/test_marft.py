@@ -18,7 +18,7 @@ from stages.algorithms.parts.team import Team
 from stages.algorithms.parts.team_gae import TeamMoves, team_advantage
 from stages.algorithms.settings import Rl
 from stages.runtime.validation import ParamsError
-from stages.training.rl.critic import value_loss
+from stages.training.rl.critic import clipped_errors, errors
 
 PAIR = [Member(role="planner"), Member(role="solver", sees=["planner"])]
 TURN = {"estimator": "team", "level": "turn"}
@@ -182,9 +182,8 @@ def rows_of(batch: TrajectoryBatch) -> list[tuple[int, TrajectoryBatch]]:
 
 def test_value_loss_is_linear_beyond_delta_on_both_sides_and_clipped() -> None:
     """Errors 1, 3, -3 with delta 2: 0.5, 4, 4. V = 1 from an old 0, clipped at 0.2, R = 1: the larger of 0 and 0.8^2 / 2."""
-    values, returns = torch.tensor([0.0, 0.0, 0.0]), torch.tensor([1.0, 3.0, -3.0])
-    assert value_loss(values, returns, None, 2.0, None).tolist() == [0.5, 4.0, 4.0]
-    moved = value_loss(torch.tensor([1.0]), torch.tensor([1.0]), torch.tensor([0.0]), 10.0, 0.2)
+    assert errors(torch.tensor([1.0, 3.0, -3.0]), 2.0).tolist() == [0.5, 4.0, 4.0]
+    moved = clipped_errors(torch.tensor([1.0]), torch.tensor([0.0]), torch.tensor([1.0]), 0.2, 10.0)
     assert moved.tolist() == pytest.approx([0.32])
 
 

@@ -23,6 +23,7 @@ from stages.algorithms.parts.teacher import Teacher
 from stages.algorithms.parts.turn_critic import TurnCritic
 from stages.algorithms.registry import cards, composition, names
 from stages.algorithms.settings import Rl
+from stages.records.sections import params_hash
 from stages.runtime.validation import ParamsError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -325,3 +326,9 @@ def test_cards_are_sorted_and_params_check_imports_no_torch() -> None:
     assert [card.slug for card in cards()] == names()
     code = "import stages.params as p, sys; p.load_params(); raise SystemExit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_added_keys_change_no_hash() -> None:
+    """Contract: episodes of the default run have the hash of their settings, so a key that is added, with its default, must not
+    change it (stages/records/sections.py: ADDED, ADDED_PARTS)."""
+    assert params_hash(resolve(Rl(), 640).rl) == "fec48c38a66abe57"

@@ -1,4 +1,4 @@
-"""PPO's critic: a copy of the policy's backbone with a scalar head (stages/values/heads), or annotate's step-value model.
+"""PPO's critic: a copy of the policy's backbone with a scalar head (stages/values/heads), or a model that annotate fitted.
 
 Under LoRA, the copy shares the policy's frozen weights and has its own adapters. With `trunk: frozen` the backbone is the frozen
 reference's, and only what comes after it is trained (MARFT, arXiv 2504.16129).
@@ -8,12 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from stages.agent.logprobs import States, predicting_states
+from stages.agent.policy import load_policy
+from stages.engine.head import scale_and_cap
+from stages.judging.local import LocalJudge
+from stages.judging.settings import LocalParams
 from stages.seeding import seed_torch
 from stages.training.common.adapters import twin
 from stages.values.gaussian import GaussianHead
@@ -80,33 +85,48 @@ class Critic(nn.Module):
         mask: Tensor,
         returns: Tensor,
         old: Tensor | None = None,
-        huber: float | None = None,
         clip: float | None = None,
+        huber: float | None = None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """The head's loss on each masked token against returns [B, T]; the values before the update and, for a Gaussian head, the
-        spreads, without gradient; each [N]. Values are comparable across heads, losses are not. old [B, T]: the step's first
-        values, for `value_loss` with `huber` and `clip`, where the head has squared error and one of them is set."""
+        spreads, without gradient; each [N]. Values are comparable across heads, losses are not. huber, clip: of a squared error,
+        see `errors` and, around the values `old` [B, T], `clipped_errors`."""
         logits = self.logits(token_ids, mask)
         spread = self.head.spread(logits.detach()) if isinstance(self.head, GaussianHead) else None
-        if isinstance(self.head, MseHead) and (huber is not None or clip is not None):
-            first = None if old is None else old[mask]
-            per_token = value_loss(self.head.decode(logits), returns[mask], first, huber, clip)
-        else:
-            per_token = self.head.loss(logits, returns[mask])
-        return per_token, self.head.decode(logits.detach()), spread
+        found, values = self.head.decode(logits), self.head.decode(logits.detach())
+        if clip is not None and old is not None:
+            return clipped_errors(found, old[mask], returns[mask], clip, huber), values, spread
+        if huber is not None and isinstance(self.head, MseHead):
+            return errors(found - returns[mask], huber), values, spread
+        return self.head.loss(logits, returns[mask]), values, spread
 
 
-def value_loss(values: Tensor, returns: Tensor, old: Tensor | None, huber: float | None, clip: float | None) -> Tensor:
-    """Loss [N] of values [N] against returns [N]: with e = R - V, e^2, or under `huber` e^2 / 2 for |e| up to it and
-    huber (|e| - huber / 2) beyond. clip: the larger one of that and the loss of old + clamp(V - old, -clip, clip)."""
+def errors(difference: Tensor, huber: float | None) -> Tensor:
+    """e^2 [N]; under `huber` e^2 / 2 for |e| up to it, and huber (|e| - huber / 2) beyond it on both sides."""
+    if huber is None:
+        return difference.square()
+    return torch.where(difference.abs() <= huber, 0.5 * difference.square(), huber * (difference.abs() - 0.5 * huber))
 
-    def of(error: Tensor) -> Tensor:
-        if huber is None:
-            return error.square()
-        return torch.where(error.abs() <= huber, 0.5 * error.square(), huber * (error.abs() - 0.5 * huber))
 
-    plain = of(returns - values)
-    if clip is None:
-        return plain
-    assert old is not None
-    return torch.maximum(plain, of(returns - old - (values - old).clamp(-clip, clip)))
+def clipped_errors(values: Tensor, old: Tensor, returns: Tensor, clip: float, huber: float | None = None) -> Tensor:
+    """max((v - R)^2, (clip(v, v_old - clip, v_old + clip) - R)^2), or of these Huber losses (`errors`), each [N]: a value gains
+    nothing from moving farther than `clip` from what it was before the update."""
+    kept = old + (values - old).clamp(-clip, clip)
+    return torch.maximum(errors(values - returns, huber), errors(kept - returns, huber))
+
+
+def reward_start(folder: Path, options: Sequence[str], scale: float, params: HeadParams, device: str) -> StepValueModel:
+    """A critic's start from the reward model in `folder`, whose scalar is l(first option) - l(second option): its backbone, and
+    `scale` times the difference of its output layer's rows. Raises ValueError for a model whose logits are capped."""
+    policy = load_policy(folder, device=device)
+    first, second = LocalJudge(policy, LocalParams(options=list(options)), max_length=1).option_tokens
+    factor, cap = scale_and_cap(policy.model.config)
+    if cap is not None:
+        raise ValueError(f"{folder}: its logits are capped at {cap:g}, so they are not linear; set rl.critic.init to policy")
+    layer = policy.model.get_output_embeddings()
+    start = StepValueModel(policy.model.base_model.float(), params).to(device)
+    with torch.no_grad():
+        start.output.weight.copy_(scale * factor * (layer.weight[first] - layer.weight[second]).float())
+        if layer.bias is not None:
+            start.output.bias.copy_(scale * factor * (layer.bias[first] - layer.bias[second]).float())
+    return start.eval()

@@ -186,7 +186,7 @@ class PolicyUpdates:
             assert micro.returns is not None
             weights = micro.weights[:, None].expand(micro.mask.shape)[micro.mask]
             params = self.algorithm.rl.critic
-            limits = (micro.values, params.huber_delta, params.value_clip)
+            limits = (micro.values, params.value_clip or None, params.huber_delta)
             per_token, values, spread = critic.loss(micro.token_ids, micro.mask, micro.returns, *limits)
             share = (per_token * weights).sum() / total.tokens
             returns = micro.returns[micro.mask].double()

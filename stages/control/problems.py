@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stages.control.advice.settings import Advice
+from stages.control.calls.settings import PlantedCalls
 from stages.control.exact.settings import LinearPvi, TabularQ
 from stages.control.games.settings import Goofspiel, MatrixGame
 from stages.control.linear.settings import LinearModel
@@ -16,7 +17,6 @@ from stages.control.pursuit.settings import Pursuit
 from stages.control.reach.settings import Reach
 from stages.control.settings import OfflineQ
 from stages.control.soft_q.settings import JointActions
-from stages.conversion.planted_settings import PlantedCalls
 from stages.runtime.validation import Section
 
 
@@ -122,7 +122,7 @@ PROBLEMS = {
         "each seed has its own episodes and sampled coalitions",
     ),
     "calls": Problem(
-        "stages.conversion.planted",
+        "stages.control.calls.planted",
         PlantedCalls,
         (
             *("control.replaceable_share", "control.cost_per_call", "control.kept", "control.right", "control.rand_index"),

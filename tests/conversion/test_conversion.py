@@ -13,14 +13,14 @@ import pytest
 import torch
 from sklearn.metrics import adjusted_rand_score
 
+from stages.control.calls.planted import SHIFTED, calls_of, planted
+from stages.control.calls.settings import PlantedCalls
 from stages.control.problems import PROBLEMS
 from stages.conversion.call_log import CallLog, read_calls
 from stages.conversion.choice import Scored, Share, calibrated, cost_per_call, lower_bound, promoted, replaceable_share, select
 from stages.conversion.clusters import fit_clusters
 from stages.conversion.curate_calls import curated
 from stages.conversion.masking import LeakError, Masker, load_key
-from stages.conversion.planted import SHIFTED, calls_of, planted
-from stages.conversion.planted_settings import PlantedCalls
 from stages.conversion.rounds import CONVERTED, NOT_CONVERTIBLE, NOTHING_NEW, convert
 from stages.conversion.router import LARGE, CallRouter
 from stages.conversion.settings import ClusterCalls, Conversion, CurateCalls, Router, SelectModel

@@ -4,7 +4,7 @@ Three kinds of calls have answers that follow from the prompt (an intent, a fiel
 answers a small model can't foresee and should leave to the large one. The large model is a program; its size is the base
 model's. Some prompts have addresses of people, which must not reach any output.
 
-Run as `python -m stages.conversion.planted --settings FILE --result FILE` by the board (stages/control/problems.py).
+Run as `python -m stages.control.calls.planted --settings FILE --result FILE` by the board (stages/control/problems.py).
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Any
 
 import numpy as np
 
+from stages.control.calls.settings import PlantedCalls
 from stages.conversion.call_log import CallLog
 from stages.conversion.masking import Masker, load_key
-from stages.conversion.planted_settings import PlantedCalls
 from stages.conversion.rounds import convert
 from stages.conversion.router import LARGE, CallRouter, Routed
 from stages.conversion.settings import Conversion, CurateCalls
 from stages.seeding import stream
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 BASE = REPOSITORY / "data/base"
 KINDS = ("intent", "field", "date", "talk")
 VERBS = ("take", "open", "put", "find", "drop", "close")

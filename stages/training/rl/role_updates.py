@@ -25,8 +25,8 @@ OFFSET = 1 << 32
 
 
 def combined(parts: Sequence[Iterator[Update]]) -> Iterator[Update]:
-    """One optimiser step on the sum of the losses of the parts' first updates, then of their second ones, and so on; the rest of a
-    longer part is as it is. All are of the policy."""
+    """One optimiser step on the sum of the losses of the parts' first updates, then of their second ones, and so on; the rest of
+    a longer part is as it is. All are of the policy."""
     for found in zip_longest(*parts):
         updates = [update for update in found if update is not None]
         yield updates[0] if len(updates) == 1 else summed(updates)

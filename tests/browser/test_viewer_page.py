@@ -117,7 +117,8 @@ VISIBLE = "const style = document.createElement('style'); document.head.append(s
 
 
 def test_pages_of_the_default_run_open_within_a_second_and_stay_small(browser: Browser, report: Path, viewer: Path) -> None:
-    """Contract: each page below 3 MB and a second: these pages' time, taken to the sizes of the default run's in dvc.lock. Figures are laid out only when they come near, and nothing moves then."""
+    """Contract: below 3 MB and a second each: these pages' size and time, taken to the sizes of the default run's in dvc.lock.
+    Figures are laid out only when they come near, and nothing moves then."""
     outputs = yaml.safe_load((ROOT / "dvc.lock").read_text(encoding="utf-8"))["stages"]["report"]["outs"]
     size = {one["path"]: one["size"] for one in outputs}
     times = {report: size["reports/report.html"] / report.stat().st_size}

@@ -18,7 +18,8 @@ from stages.judging.orders import Match, play
 from stages.judging.replies import messages, parse, schema
 from stages.judging.server import ServerJudge
 from stages.judging.settings import ServerParams
-from stages.judging.table import judgment_row, read_judgments, write_judgments
+from stages.judging.table import judgment_row, write_judgments
+from stages.records.episode import read_rows
 
 RUBRIC = Rubric(answer=("clarity", "depth"))
 Handler = Callable[[httpx.Request], httpx.Response]
@@ -92,7 +93,7 @@ def test_run_repeats_from_its_cache_to_the_same_bytes(tmp_path: Path) -> None:
         assert server.spent.money == pytest.approx((2 + 3) * (100 * 1.0 + 20 * 2.0) / 1e6)
         assert server.sent == (8 if run == 0 else 0)
     assert tables[0] == tables[1]
-    statuses = {row["candidates"][0]: row["status"] for row in read_judgments(tmp_path / "0.parquet")}
+    statuses = {row["candidates"][0]: row["status"] for row in read_rows(tmp_path / "0.parquet")}
     assert statuses == {"0a": "ok", "1a": "rate_limit", "2a": "nonsense", "3a": "ok"}
 
 

@@ -24,7 +24,7 @@ SCRATCH = Path(".bellwether/control")
 
 def code_of(root: Path) -> list[str]:
     """Hashes of the code that bears on the lane's runs."""
-    return [dvc_hash(root / "stages" / part) for part in ("control", "values", "seeding.py")]
+    return [dvc_hash(root / "stages" / part) for part in ("control", "values", "seeding.py", "environments/wordle/rules.py")]
 
 
 def digest(parts: list[Any]) -> str:

@@ -45,7 +45,9 @@ def write(root: Path, values: dict[str, Any]) -> Path:
     path.write_text(yaml.safe_dump(values))
     for part in ("control", "values"):
         (root / "stages" / part).mkdir(parents=True, exist_ok=True)
-    shutil.copy(ROOT / "stages/seeding.py", root / "stages/seeding.py")
+    for file in ("stages/seeding.py", "stages/environments/wordle/rules.py"):
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / file, root / file)
     shutil.copytree(ROOT / "stages/control/lane", root / "stages/control", dirs_exist_ok=True)
     return path
 

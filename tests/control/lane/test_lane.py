@@ -77,7 +77,7 @@ def test_results_do_not_depend_on_workers_or_on_a_kill(
     played: tuple[Lane, dict[str, dict[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write(tmp_path, TINY)
-    assert play_method(tmp_path, path, "ravl", workers=2) == played[1]["ravl"]
+    assert play_method(tmp_path, path, "ppo", workers=2) == played[1]["ppo"]
     play = runs.play_seed
 
     def killed(path: Path, name: str, seed: int, scratch: Path) -> dict[str, Any]:

@@ -51,7 +51,7 @@ PROBLEMS = {
     "lipschitz_model": Problem(
         "stages.control.exact.lipschitz_models",
         LipschitzModel,
-        ("control.value_error", "control.bound", "control.wasserstein", "control.slope", "control.regret"),
+        ("control.value_error", "control.bound", "control.wasserstein", "control.slope", "control.suboptimality"),
         "each seed has its own samples; values are compared with the exact ones",
     ),
     "gymnasium": Problem(

@@ -134,7 +134,7 @@ def policy_value(settings: LipschitzModel, at: World, policy: NDArray[np.int64])
 def run(settings: LipschitzModel) -> dict[str, float]:
     """Learn once. wasserstein: W, the model's largest error; value_error, bound: largest error of its values, and the bound of it
     (for values without a limited slope); bellman_gap, gap_bound: the same of one backup of its values; slope, true_slope,
-    slope_bound: K of the model's values, of the true ones, and K(R) / (1 - gamma K(T)); regret: mean over states of what the
+    slope_bound: K of the model's values, of the true ones, and K(R) / (1 - gamma K(T)); suboptimality: mean over states of what the
     greedy policy of the model lacks, exactly; sweeps: until value iteration converged."""
     at = world(settings)
     kernel, width = learnt_kernel(settings, at), float(at.place[1] - at.place[0])
@@ -153,7 +153,7 @@ def run(settings: LipschitzModel) -> dict[str, float]:
         "slope": slopes[0],
         "true_slope": slopes[1],
         "slope_bound": lipschitz(at.reward, at.place) / (1.0 - gamma * min(kernel_constant(at.kernel, at.place), 1.0)),
-        "regret": float((best - policy_value(settings, at, actions.argmax(1))).mean()),
+        "suboptimality": float((best - policy_value(settings, at, actions.argmax(1))).mean()),
         "sweeps": float(sweeps),
     }
 

@@ -117,9 +117,9 @@ def test_boltzmann_is_no_non_expansion() -> None:
         ) <= 0.01 + 1e-12
 
 
-def test_a_perfect_model_has_no_regret() -> None:
+def test_a_perfect_model_has_no_suboptimality() -> None:
     many = settings(model="probabilistic", samples=20_000)
-    assert run(many)["regret"] < 1e-3
+    assert run(many)["suboptimality"] < 1e-3
     at = world(many)
     _, best, _ = iterate(many, at, at.kernel, None)
     greedy = (at.reward + many.gamma * at.kernel @ best).argmax(1)

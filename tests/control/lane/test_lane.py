@@ -8,10 +8,12 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from PIL import Image
 
@@ -53,11 +55,15 @@ def write(root: Path, values: dict[str, Any]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lane, dict[str, dict[str, Any]]]:
+def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Lane, dict[str, dict[str, Any]]]]:
+    """The lane of TINY and its results, with one thread as the command has it."""
+    threads = torch.get_num_threads()
+    runs.one_thread()
     root = tmp_path_factory.mktemp("lane")
     path = write(root, TINY)
     found = {name: play_method(root, path, name, workers=1) for name in TINY["methods"]}
-    return load_lane(path), found
+    yield load_lane(path), found
+    torch.set_num_threads(threads)
 
 
 def test_shipped_settings_are_valid_and_in_dvc_yaml() -> None:

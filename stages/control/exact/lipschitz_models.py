@@ -134,8 +134,8 @@ def policy_value(settings: LipschitzModel, at: World, policy: NDArray[np.int64])
 def run(settings: LipschitzModel) -> dict[str, float]:
     """Learn once. wasserstein: W, the model's largest error; value_error, bound: largest error of its values, and the bound of it
     (for values without a limited slope); bellman_gap, gap_bound: the same of one backup of its values; slope, true_slope,
-    slope_bound: K of the model's values, of the true ones, and K(R) / (1 - gamma K(T)); suboptimality: mean over states of what the
-    greedy policy of the model lacks, exactly; sweeps: until value iteration converged."""
+    slope_bound: K of the model's values, of the true ones, and K(R) / (1 - gamma K(T)); suboptimality: mean over states of what
+    the model's greedy policy lacks, exactly; sweeps: until value iteration converged."""
     at = world(settings)
     kernel, width = learnt_kernel(settings, at), float(at.place[1] - at.place[0])
     _, true, _ = iterate(settings, at, at.kernel, None)

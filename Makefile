@@ -31,6 +31,8 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export DVC_NO_ANALYTICS := 1
 export DO_NOT_TRACK := 1
+# Images of containers set it. Every stage would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@sed -n '/^$$/q;s/^# //p' Makefile
@@ -75,12 +77,12 @@ lifecycle: install
 	@echo "lifecycle: the report is reports/report.html; 'make ui' shows the runs, 'make keep' keeps this one to compare with"
 endif
 
-# Four at a time even on two cores, since tests often wait for servers and processes to start. Tests of one file share fixtures;
+# Three at a time even on two cores, since tests often wait for servers and processes to start. Tests of one file share fixtures;
 # the longest files (marker `long`) start first.
-AT_ONCE := -n 4 --dist loadfile --no-loadscope-reorder
+AT_ONCE := -n 3 --dist loadfile --no-loadscope-reorder
 
 test: install
-	@echo "test: pytest, four at a time"
+	@echo "test: pytest, three at a time"
 	python -m pytest -q $(AT_ONCE) --junitxml=.bellwether/tests.xml
 
 # Including tests of entire pipelines that take too long for `make test`.

@@ -117,10 +117,10 @@ def take_viewer(browser: Browser, names: Sequence[str]) -> None:
 def replayed(root: Path, domain: str) -> None:
     """Tell in `root` what this checkout's rl stage told: the curves up to the middle, the episodes of its first stored step. The
     stage counts as running while this process does. Raises RuntimeError without a finished rl stage."""
-    from stages.records.episode import episode_schema, read_rows, write_table
+    from stages.records.episode import read_rows, sample_schema, write_table
     from stages.reporting.inputs import read_history
     from stages.runtime.live import Live
-    from stages.training.common.steering import FURTHER, NEWEST
+    from stages.training.common.steering import NEWEST
 
     history, samples = ROOT / f"reports/rl/{domain}_history.csv", ROOT / f"data/rl/{domain}/samples.parquet"
     columns = read_history(history)
@@ -137,7 +137,7 @@ def replayed(root: Path, domain: str) -> None:
     first = [row for row in given if row["step"] == min(other["step"] for other in given)]
     file = live.episodes_file()
     assert file is not None
-    write_table(file, episode_schema(first, *FURTHER), first[:NEWEST])
+    write_table(file, sample_schema(first), first[:NEWEST])
 
 
 def take_live(browser: Browser, names: Sequence[str]) -> None:

@@ -90,6 +90,8 @@ class Report(Section):
     """Search trees per domain in the viewer."""
     patterns: Annotated[dict[str, OwnPattern], Field(exclude_if=lambda patterns: not patterns)] = {}
     """Own patterns by name, which are counted in all episodes besides the shipped ones: docs/results.md."""
+    state_values: Annotated[bool, Field(exclude_if=lambda on: on)] = True
+    """Whether the step-value model of annotate values the states of all episodes, for the viewer."""
 
     @model_validator(mode="after")
     def _names(self) -> Report:

@@ -38,7 +38,9 @@ def run(context: StageContext) -> None:
     patterns = patterns_of(params)
     with context.progress("episodes", group_count(context.root, inputs), "group") as bar:
         groups = groups_of(context.root, inputs)
-        indexed, found = write_viewer(context.reports / FOLDER, inputs, groups, patterns, lambda group: bar.advance())
+        indexed, found = write_viewer(
+            context.reports / FOLDER, inputs, groups, patterns, lambda group: bar.advance(), context.data / "annotated"
+        )
 
     # Chapters: each builder reads its inputs and draws its figures.
     summary: list[Section] = []

@@ -25,7 +25,7 @@ from stages import params
 from stages.algorithms.parts.guidance import plays_guided
 from stages.algorithms.settings import Rl
 from stages.environments.registry import load_domain, open_domain
-from stages.records.episode import Episode, TurnRecord, episode_schema, write_json, write_table
+from stages.records.episode import Episode, TurnRecord, sample_schema, write_json, write_table
 from stages.records.sections import seed_of
 from stages.runtime.checkpoints import Checkpoints
 from stages.runtime.stage import StageContext, stage_run
@@ -108,8 +108,6 @@ def write_outputs(
     context: StageContext, algorithm: Algorithm, policy: Policy, job: RlJob, history: History, report: dict[str, Any]
 ) -> None:
     """Write the policy, sample episodes, history and report."""
-    import pyarrow as pa
-
     from stages.agent.policy import save_policy
     from stages.training.common.adapters import save_adapters
     from stages.training.common.loop import write_history
@@ -121,8 +119,7 @@ def write_outputs(
         save_policy(job.models.player, policy.tokenizer, folder)
     job.save_values(folder)
 
-    sample_schema = episode_schema(job.samples, ("step", pa.int32()), ("advantages", pa.list_(pa.float32())))
-    write_table(context.data / "rl" / str(context.domain) / "samples.parquet", sample_schema, job.samples)
+    write_table(context.data / "rl" / str(context.domain) / "samples.parquet", sample_schema(job.samples), job.samples)
     job.save_tables(context.data / "rl" / str(context.domain))
     for step in sorted({sample["step"] for sample in job.samples}):
         context.tracker.episodes([sample for sample in job.samples if sample["step"] == step], f"step {step}", f"rl step {step}")

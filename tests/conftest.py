@@ -32,7 +32,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _seconds(item: pytest.Item) -> float:
-    """Duration given by the file's mark `long`. The longest files start first, so that none runs alone at the end."""
+    """Duration given by the file's mark `long`. The longest files start first, so that none runs alone at the end; those that
+    wait for the whole run that another file makes (tests/lifecycle) have a low one."""
     long = item.get_closest_marker("long")
     return float(long.args[0]) if long else 0.0
 

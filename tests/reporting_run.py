@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import yaml
 
 from stages.annotation.labels import LABEL_SCHEMA, label_rows
@@ -19,12 +18,14 @@ from stages.annotation.settings import Annotate
 from stages.evaluation.panels import EVALUATION_SCHEMA
 from stages.evaluation.stored_episodes import packed, write_played
 from stages.params import Params, parse_params
-from stages.records.episode import EPISODE_SCHEMA, NODE_SCHEMA, write_json, write_table
+from stages.records.episode import EPISODE_SCHEMA, NODE_SCHEMA, sample_schema, write_json, write_table
 from stages.reporting.inputs import load_inputs
 from stages.reporting.kept import Run, append
 from stages.reporting.this_run import this_run
 
 DOMAINS = ("textworld", "search")
+CREDITED = "search"
+"""The domain whose method credits steps."""
 ATTEMPTS = 2
 TRUE_SUCCESS = {
     "base": {"textworld": 0.02, "search": 0.01},
@@ -296,14 +297,15 @@ def _episode(domain: str, number: int, attempt: int, tokenizer: Any, rng: random
 def _write_episodes(root: Path, domain: str, rng: random.Random, tokenizer: Any) -> None:
     rollouts = [_episode(domain, task, attempt, tokenizer, rng, task / 24, "sft") for task in range(24) for attempt in range(4)]
     write_table(root / "data" / "rollouts" / domain / "episodes.parquet", EPISODE_SCHEMA, rollouts)
-    schema = EPISODE_SCHEMA.append(pa.field("step", pa.int32())).append(pa.field("advantages", pa.list_(pa.float32())))
     samples = []
     for task in range(12):
         row = _episode(domain, task, 0, tokenizer, rng, 0.6, "rl")
         sign = 1.0 if row["reward"] else -1.0
         values = [sign * (0.6 + 0.1 * turn) if owner == 1 else 0.0 for owner, turn in zip(row["owner"], row["turn"], strict=True)]
         samples.append({**row, "step": 1 if task < 6 else 20, "advantages": values})
-    write_table(root / "data" / "rl" / domain / "samples.parquet", schema, samples)
+        if domain == CREDITED:
+            samples[-1]["credit"] = [sign * 0.25 * turn for turn in range(len(row["turns"]))]
+    write_table(root / "data" / "rl" / domain / "samples.parquet", sample_schema(samples), samples)
 
 
 def _write_played(root: Path, outcomes: Sequence[Mapping[str, Any]], tokenizer: Any) -> None:
@@ -423,3 +425,18 @@ def make_run(root: Path, seed: int = 0) -> Params:
     params = parse_params(values)
     _write_earlier_run(root, params)
     return params
+
+
+def add_value_model(root: Path, domain: str) -> Path:
+    """Write a random step-value model for a domain of a run; its folder."""
+    import torch
+    from tiny import make_tiny_model
+
+    from stages.values.settings import HeadParams
+    from stages.values.step_value import StepValueModel
+
+    model = StepValueModel(make_tiny_model(512).base_model, HeadParams(loss="mse"))
+    torch.nn.init.normal_(model.output.weight, std=0.1, generator=torch.Generator().manual_seed(0))
+    folder = root / "data" / "annotated" / domain / "value_model"
+    model.save(folder)
+    return folder

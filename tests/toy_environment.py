@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from stages.environments.protocol import Observation, Step
 from stages.records.task import Task
 from stages.seeding import key64
@@ -45,6 +47,18 @@ class CountingEnvironment:
 
     def close(self) -> None:
         self.task = None
+
+
+class BrokenEnvironment(CountingEnvironment):
+    def step(self, action: str) -> Step:
+        raise OSError("the game crashed")
+
+
+class ExitingEnvironment(CountingEnvironment):
+    """Ends its process."""
+
+    def step(self, action: str) -> Step:
+        os._exit(3)
 
 
 def toy_tasks(count: int, turns: int = 3, **spec) -> list[Task]:

@@ -26,7 +26,7 @@ from stages.algorithms.card import Card, Composition
 from stages.algorithms.parts import advantage, group_resampling, horizon, whole_groups
 from stages.algorithms.parts.branching import EntropyPlan
 from stages.algorithms.parts.cost import joined, with_cost
-from stages.algorithms.parts.credit import add_credit
+from stages.algorithms.parts.credit import add_credit, with_turn_credit
 from stages.algorithms.parts.critic import needs_critic
 from stages.algorithms.parts.external import external_loss
 from stages.algorithms.parts.gae import gae_advantage
@@ -159,9 +159,11 @@ class Algorithm:
         else:
             batch = ESTIMATORS[self.rl.advantage.estimator](batch, self.rl.advantage)
         batch = advantage.finish(batch, self.rl.advantage)
+        before = batch.advantages
         if self.rl.credit.kind == "own":
             batch = self._own_piece("credit", batch)
-        batch = group_resampling.mask_overlong(add_credit(batch, self.rl.credit), self.rl.group_resampling)
+        batch = with_turn_credit(add_credit(batch, self.rl.credit), before, self.rl.credit)
+        batch = group_resampling.mask_overlong(batch, self.rl.group_resampling)
         return whole_groups.with_group_sizes(batch) if self.whole_groups else batch
 
     def _own_piece(self, name: str, batch: TrajectoryBatch) -> TrajectoryBatch:

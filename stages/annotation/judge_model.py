@@ -3,21 +3,24 @@ learns to say which answer is better."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stages.annotation.fit_models import fitting
 from stages.annotation.nodes import path_to
-from stages.judging.contract import Candidate, Judge, Question
+from stages.judging.agreement import against
+from stages.judging.contract import Candidate, Cost, Judge, Question
 from stages.judging.episodes import attributes, candidate, gold_quality, named
-from stages.judging.fit_judge import by_principle, fit_judge, measured
+from stages.judging.fit_judge import by_principle, fit_judge, measured, verdicts
 from stages.judging.local import LocalJudge
-from stages.judging.measures import order_measures
+from stages.judging.measures import order_measures, verdict
 from stages.judging.preferences import (
     JUDGE_PREFERENCE_SCHEMA,
+    QUALITY,
     Preference,
     by_principles,
     by_quality,
@@ -51,6 +54,8 @@ class Labelled:
     pairs: Sequence[Question] = ()
     margins: Sequence[Margins] = ()
     rows: Sequence[dict[str, Any]] = ()
+    gold: Mapping[str, float] = field(default_factory=dict)
+    """Gold quality by episode."""
 
 
 def _program(domain: Domain, tasks: Mapping[str, Task], episodes: Sequence[Episode], params: JudgeModel, seed: int) -> Judge:
@@ -98,12 +103,24 @@ def _by_judge(
     judge = _judge(context, policy, lambda: _program(domain, tasks, episodes, params, seed), params)
     try:
         with context.progress("labelling pairs", len(pairs), "pair") as bar:
+            began = time.monotonic()
             margins, asked = margins_of(judge, pairs, params.principles)
+            seconds = time.monotonic() - began
             bar.advance(len(pairs))
     finally:
         judge.close()
+    cost = sum((judgment.cost for _, judgment in asked), Cost())
+    speed = cost.calls / max(seconds, 1e-9)
+    print(f"{context.title}: {cost.calls:,} judge calls, {speed:,.1f} a second, cost {cost.money:.4g}", flush=True)
+    context.metric("judge/calls_per_second", speed)
     found = by_quality(pairs, margins) if params.principles is None else by_principles(pairs, margins, params.principles, seed)
-    return Labelled(found, pairs, margins, [judgment_row(judge, *one) for one in asked])
+    gold = {one.episode_id: gold_quality(domain, tasks[one.task_id], one) for one in episodes}
+    return Labelled(found, pairs, margins, [judgment_row(judge, *one) for one in asked], gold)
+
+
+def _truth(labelled: Labelled, pairs: Sequence[Question]) -> list[list[int | None]]:
+    """By pair, which answer has the higher gold quality: 1 the first, -1 the second, 0 neither."""
+    return [[verdict(*(labelled.gold[one.name] for one in pair.candidates))] for pair in pairs]
 
 
 def _by_trees(
@@ -151,6 +168,11 @@ def _report(
             "statuses": {status: statuses.count(status) for status in sorted(set(statuses))},
             **order_measures(labelled.rows),
         }
+        if params.principles is None:
+            found = against([of.get(QUALITY) for of in labelled.margins], _truth(labelled, labelled.pairs))
+            report["labelling"]["against_gold"] = found
+            pairs = [pair for pair in labelled.pairs if pair.task_id in tasks]
+            report["against_gold"] = against(verdicts(judge, params.kind, pairs), _truth(labelled, pairs))
     if params.principles is not None:
         chosen = [place for place, pair in enumerate(labelled.pairs) if pair.task_id in tasks]
         signs = [{name: signed(pair, 1.0) for name, pair in labelled.margins[place].items()} for place in chosen]

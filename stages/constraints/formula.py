@@ -29,6 +29,24 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from stages.records.card import Card
+
+CARD = Card(
+    slug="ltl_spec",
+    title="Behaviour formulas",
+    paper="Crouse et al., Formally Specifying the High-Level Behavior of LLM-Based Agents, arXiv 2310.08535",
+    equation="a monitor of (next e1 .. ek), (until_m_n e s), (always_m_n e) and (or e1 .. ek) over named states says which "
+    "states may come next; pi_C(t | h) = pi(t | h) [t in A(h)] / sum over A(h) of pi, also in the training pass; a token with "
+    "|A| = 1 is in no loss and no denominator",
+    assumptions="the formula says nothing about contents, and a mask renormalises token by token, which is not sampling from the "
+    "policy under the condition: removed_nats measures how far it is forced. Where turns or tokens run short, only states remain "
+    "that reach the end in time (budget_exit shortest_path, ours). Reflexion here never reads the right answer",
+    reduces_to="or over all states in an unbounded until: no constraint; next of single states: a template; one closed list: "
+    "classification",
+    tested_by="tests/constraints/test_monitor.py, tests/agent/test_constrained_engine.py, tests/environments/test_constrained.py",
+    switch="per_domain.<domain>.environment.constraint: {spec: react}",
+)
+
 SHIPPED = Path(__file__).resolve().parent / "specs"
 MOST = 1000
 """Repetitions of `until` and `always` without a number."""

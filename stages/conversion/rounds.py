@@ -22,11 +22,26 @@ from stages.conversion.masking import Masker, load_key
 from stages.conversion.router import LARGE, CallRouter, Specialist, queued
 from stages.conversion.settings import Conversion
 from stages.conversion.specialise import Answer, answers, parameters, save, train
+from stages.records.card import Card
 from stages.records.episode import read_json, write_json
 from stages.records.sections import params_hash
 from stages.runtime.files import atomic_text
 from stages.runtime.progress import Progress
 
+CARD = Card(
+    slug="slm_conversion",
+    title="Small models for narrow calls",
+    paper="Belcak et al., Small Language Models are the Future of Agentic AI, arXiv 2506.02153",
+    equation="S1 collect, S2 curate, S3 cluster, S4 select, S5 specialise: (1 - l) mean -log p(y) + l tau^2 mean KL(p_T || p_S), "
+    "S6 route; a call costs sum_k w_k [rho_k + (1 - a_k)] + the weight of clusters that are not served, w_k the cluster's share, "
+    "a_k the share of it that the specialist keeps, rho_k the ratio of parameters; sum_k w_k a_k of the calls are replaced",
+    assumptions="calls are narrow enough for clusters, and logged with outcomes. The paper names the steps and has no formulas: "
+    "features, selection, router and the promotion by a paired lower bound are ours. Only answers of the large model in traces "
+    "that succeeded are trained on; failures stay in validation and test",
+    reduces_to="one cluster and no router: distillation; every cluster rejected: the large model, with the same answers",
+    tested_by="tests/conversion/test_conversion.py",
+    switch="python -m stages.conversion conversion.yaml",
+)
 NOT_CONVERTIBLE, CONVERTED, NOTHING_NEW = "not convertible", "converted", "nothing new"
 
 

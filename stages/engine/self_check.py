@@ -4,10 +4,14 @@ in its module, by the same rows and tolerance.
 An unsupported attention variant would silently change every log-probability. So a few rows of arbitrary tokens, of unequal
 length and up to max_length, are fed and decoded as in a rollout, and their hidden states compared with those that training
 computes. No random number is drawn, and the cache is left empty.
+
+`rows_that_differ` checks the processor: a row of a matrix product must not depend on how many other rows there are.
 """
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -15,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
-from stages.engine.slots import Session
+from stages.engine.slots import LEAST_ROWS, ROWS, Session
 
 if TYPE_CHECKING:
     from stages.engine.torch_engine import TorchEngine
@@ -28,6 +33,11 @@ FAILURES = (RuntimeError, TypeError, AttributeError, IndexError, KeyError, Value
 BOUND = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 0.15}
 """Largest difference between hidden states relative to their norm, by precision: well above rounding errors, and below the effect
 of attending to other positions. Our choice."""
+
+COUNTS = (*range(LEAST_ROWS + ROWS, 65, ROWS), 96, 128, 256)
+"""Numbers of rows whose products are compared with those of LEAST_ROWS."""
+LARGE = 1 << 20
+"""Of matrices with more elements, only the first rows are multiplied: kernels are chosen by the inner dimension and the rows."""
 
 
 def check_against_model(engine: TorchEngine) -> None:
@@ -46,6 +56,31 @@ def check_against_model(engine: TorchEngine) -> None:
             f"rows of up to model.max_length {engine.max_length} tokens), so sampling and training probabilities would differ; "
             f"{ADVICE}"
         )
+
+
+def warn_of_rows(model: Any) -> None:
+    """Print, once per precision and shape, if this processor breaks the promise that results do not depend on
+    `resources.workers`."""
+    if model.device.type != "cpu":
+        return
+    shapes = {tuple(weight.shape) for weight in model.parameters() if weight.ndim == 2}
+    for outputs, inputs in sorted(shapes):
+        if counts := rows_that_differ(max(min(outputs, LARGE // inputs), 1), inputs, model.dtype):
+            print(
+                f"engine: on this processor, products of {LEAST_ROWS} rows with a {outputs} x {inputs} matrix differ in the last "
+                f"bits from {', '.join(map(str, counts))} rows: results will depend on resources.workers",
+                file=sys.stderr,
+            )
+
+
+@functools.cache
+def rows_that_differ(outputs: int, inputs: int, dtype: torch.dtype) -> tuple[int, ...]:
+    """Those of COUNTS for which the first LEAST_ROWS rows of a product with an [outputs, inputs] matrix are other than if they
+    are all. Empty where the processor's library keeps our promise."""
+    weight = torch.arange(outputs * inputs, dtype=torch.float32).mul(0.7390851).sin().view(outputs, inputs).to(dtype)
+    rows = torch.arange(max(COUNTS) * inputs, dtype=torch.float32).mul(0.5671433).cos().view(-1, inputs).to(dtype)
+    few = linear(rows[:LEAST_ROWS], weight)
+    return tuple(count for count in COUNTS if not torch.equal(linear(rows[:count], weight)[:LEAST_ROWS], few))
 
 
 @contextmanager

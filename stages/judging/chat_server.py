@@ -16,12 +16,15 @@ from typing import Any
 import httpx
 
 from stages.judging.chat_settings import ChatParams
+from stages.judging.completions import post, read
 from stages.judging.contract import JudgeError
-from stages.judging.server import LONGEST_WAIT_S, WRONG_SETUP, retry_after
+from stages.judging.server import LONGEST_WAIT_S
 from stages.records.reply_cache import ReplyCache, request_key
 from stages.runtime.files import locked
 from stages.runtime.validation import shortened
 
+AGAIN = (408, 425, 429)
+"""HTTP statuses that pass, beside those from 500 on."""
 Messages = Sequence[Mapping[str, str]]
 
 
@@ -95,26 +98,23 @@ class ChatServer:
                 self._sleep(min(LONGEST_WAIT_S, wait))
             wait = self.params.wait_s * 2**attempt
             try:
-                reply = self._client.post("chat/completions", json=body)
+                reply = post(self._client, body, self.params.timeout_s)
             except httpx.HTTPError as error:
                 problem = f"{type(error).__name__}: {error}"
                 continue
-            if reply.status_code in WRONG_SETUP:
-                raise JudgeError(
-                    f"{self.key}: the server at {self.params.base_url} answers {reply.status_code} for model "
-                    f"{self.params.model!r}; check base_url, model and the environment variable OPENAI_API_KEY"
-                )
-            if reply.status_code == 429 or reply.status_code >= 500:
-                problem, asked = f"HTTP {reply.status_code}", retry_after(reply)
-                wait = wait if asked is None else asked
+            if (why := reply.hopeless) is not None:
+                model = f"model {self.params.model!r}"
+                raise JudgeError(f"{self.key}: the server at {self.params.base_url} answers {reply.status} for {model}: {why}")
+            if reply.status in AGAIN or reply.status >= 500:
+                problem, wait = f"HTTP {reply.status}", wait if reply.wait is None else reply.wait
                 continue
-            if reply.status_code >= 400:
+            if reply.status >= 400:
                 return None
             try:
-                message = reply.json()["choices"][0]["message"]
-                return str(message["content"]) if message.get("content") and not message.get("refusal") else None
-            except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-                problem = f"no chat completion ({error!r}): {shortened(reply.text)}"
+                found = read(reply.text)
+                return None if found.refusal else found.text or None
+            except ValueError as error:
+                problem = f"{error}: {shortened(reply.text)}"
         raise JudgeError(
             f"{self.key}: no reply in {self.params.attempts} attempts, the last with {problem}, at {self.params.base_url}; what "
             f"was written is kept: start the server, or set base_url, and run the stage again"

@@ -1,7 +1,8 @@
 """Fits a generative verifier on pairs whose label is known: references of one task agree, answers to other tasks do not.
 
 Su et al. (arXiv 2503.23829) distil their verifier from a larger judge's labels of episodes; here the labels follow from the
-references. A share of the wrong answers are openers without content, which generative judges are known to accept.
+references (`labelled_pairs`), or are the environment's of recorded episodes (`logged_pairs`). A share of the wrong answers are
+openers without content, which generative judges are known to accept.
 """
 
 from __future__ import annotations
@@ -43,6 +44,25 @@ def labelled_pairs(questions: Mapping[str, str], references: Mapping[str, Sequen
             opener = not others or rng.random() < OPENER_SHARE
             wrong = rng.choice(OPENERS) if opener else others[0]
             found.append(Pair(name, questions[name], text, wrong, False))
+    return found
+
+
+def logged_pairs(
+    questions: Mapping[str, str],
+    references: Mapping[str, Sequence[str]],
+    answers: Mapping[str, Sequence[tuple[str, bool]]],
+    seed: int,
+) -> list[Pair]:
+    """A pair for each recorded (answer, whether it is right) of a task with references, and for each task a reference as a right
+    answer; and, for OPENER_SHARE of all, an opener without content as a wrong one. In a fixed order."""
+    found: list[Pair] = []
+    for name in sorted(name for name in questions if references.get(name)):
+        texts, rng = list(references[name]), stream("verifier.logged", seed, name)
+        rows = [*answers.get(name, ()), (rng.choice(texts), True)]
+        for answer, right in rows:
+            found.append(Pair(name, questions[name], rng.choice(texts), answer, right))
+            if rng.random() < OPENER_SHARE:
+                found.append(Pair(name, questions[name], rng.choice(texts), rng.choice(OPENERS), False))
     return found
 
 

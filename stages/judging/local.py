@@ -57,6 +57,11 @@ class LocalJudge:
         self._options = [one[0] for one in tokens]
         self.version = digest([policy.hash, params.options])[:16]
 
+    @property
+    def option_tokens(self) -> list[int]:
+        """Token ids of the two options."""
+        return self._options
+
     def close(self) -> None:
         """Holds nothing."""
 

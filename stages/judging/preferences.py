@@ -12,7 +12,7 @@ import pyarrow as pa
 from stages.judging.contract import Candidate, Judge, Question, Rubric, swapped
 from stages.judging.local import LocalJudge
 from stages.judging.orders import Asked
-from stages.judging.principles import Margins, decide, phrase_rule, signed, spreads, texts
+from stages.judging.principles import Margins, decide, language_rule, phrase_rule, signed, spreads, texts
 from stages.judging.settings import JudgeModel, PrincipleSampling
 from stages.seeding import permutation, stream
 
@@ -124,7 +124,8 @@ def by_quality(questions: Sequence[Question], margins: Sequence[Margins]) -> lis
 def by_principles(
     questions: Sequence[Question], margins: Sequence[Margins], sampling: PrincipleSampling, seed: int
 ) -> list[Preference]:
-    """Preferences by sampled principles, `replicas` passes over the pairs."""
+    """Preferences by sampled principles, `replicas` passes over the pairs. Raises ImportError for a rule on languages without
+    the package that tells them."""
     divisors, made = spreads(margins, sampling.normaliser), []
     for replica in range(sampling.replicas):
         for question, of_pair in zip(questions, margins, strict=True):
@@ -133,6 +134,11 @@ def by_principles(
             rng = stream("judge.principles", seed, replica, question.key)
             first, second = question.candidates
             rule = phrase_rule(first.answer, second.answer, sampling, rng)
+            if sampling.languages:
+                both, stays = language_rule(question.prompt, first.answer, second.answer)
+                if both:
+                    continue
+                rule = rule if stays is None else stays
             scores = {name: signed(pair, divisors[name], sampling.sign_agreement) for name, pair in of_pair.items()}
             decision = decide(scores, sampling, rng, rule)
             if decision is None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal
 
+from stages.judging.languages import strays
 from stages.judging.settings import LengthBonus, Principle, PrincipleSampling, SampledPrinciples
 
 Margins = Mapping[str, tuple[float, float]]
@@ -66,7 +67,7 @@ def drawn_count(rng: Random, probability: float, most: int) -> int:
 
 def decide(scores: Mapping[str, float], sampling: PrincipleSampling, rng: Random, rule: bool | None = None) -> Decision | None:
     """The preference between two answers from g_d by principle; None if it is undecided. `rule`: whether the first answer is
-    better by a rule on phrases, which then overrides the principles; None: no rule applies."""
+    better by a rule on phrases or languages, which then overrides the principles; None: no rule applies."""
     names = sorted(scores)
     rng.shuffle(names)
     names = names[: drawn_count(rng, sampling.geometric, sampling.most)]
@@ -87,6 +88,13 @@ def phrase_rule(first: str, second: str, sampling: PrincipleSampling, rng: Rando
     if found[0] == found[1] or rng.random() >= sampling.stock_probability:
         return None
     return found[1]
+
+
+def language_rule(prompt: str, first: str, second: str) -> tuple[bool, bool | None]:
+    """Whether both answers are in another language than the prompt, which leaves the pair out; and whether the first is better
+    because only the second is, None if the rule does not apply."""
+    strayed = [strays(prompt, text) for text in (first, second)]
+    return all(strayed), (strayed[1] if strayed[0] != strayed[1] else None)
 
 
 def texts(principles: Sequence[Principle], shown: Sequence[tuple[str, bool]]) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import json
 import re
 from typing import Any
 
+from stages.judging.completions import well_formed
 from stages.judging.contract import NO_REPLY, Candidate, Question, Rubric
 
 SYSTEM = (
@@ -13,6 +14,8 @@ SYSTEM = (
     "Reply with one JSON object: first your reason, then the scores."
 )
 _SLOTS = ("first", "second")
+MOST_OBJECTS = 500
+"""Places of a reply, from its end, at which an object may begin; bounds the time that brackets without end take."""
 
 
 def shown(candidate: Candidate) -> str:
@@ -69,7 +72,7 @@ def parse(question: Question, reply: str) -> tuple[tuple[float, ...], str]:
     Text around the object (a code fence, thoughts before it) is ignored. Combined scores are computed here.
     """
     found = _last_object(reply)
-    reason = str(found.get("reason", ""))
+    reason = well_formed(str(found.get("reason", "")))
     try:
         if question.kind == "checklist":
             return _checked(question.rubric, found["items"]), reason
@@ -90,19 +93,22 @@ def _numbers(scores: Any) -> dict[str, float]:
         raise TypeError("scores by criterion")
     if wrong := [name for name, score in scores.items() if isinstance(score, bool) or not isinstance(score, (int, float))]:
         raise ValueError(f"{wrong[0]} is not a number")
-    return {str(name): float(score) for name, score in scores.items()}
+    try:
+        return {str(name): float(score) for name, score in scores.items()}
+    except OverflowError as error:
+        raise ValueError("a score has too many digits") from error
 
 
 def _last_object(reply: str) -> dict[str, Any]:
     """The last JSON object of a text that is not inside another. Raises ValueError if there is none."""
     decoder, at, found = json.JSONDecoder(), 0, None
-    while (start := re.compile(r"\{").search(reply, at)) is not None:
-        try:
-            value, at = decoder.raw_decode(reply, start.start())
-        except (ValueError, RecursionError):
-            at = start.start() + 1
+    for start in [match.start() for match in re.finditer(r"\{", reply)][-MOST_OBJECTS:]:
+        if start < at:
             continue
-        found = value
+        try:
+            found, at = decoder.raw_decode(reply, start)
+        except (ValueError, RecursionError):
+            continue
     if not isinstance(found, dict):
         raise ValueError("the reply holds no JSON object")
     return found

@@ -18,21 +18,18 @@ from typing import Any
 
 import httpx
 
+from stages.judging.completions import Reply, ServerError, post, read
 from stages.judging.contract import Cost, JudgeError, Judgment, Question, Status, digest
 from stages.judging.replies import messages, parse, schema
 from stages.judging.settings import ServerParams
-from stages.records.reply_cache import ReplyCache
+from stages.records.reply_cache import ReplyCache, request_key
 from stages.runtime.validation import shortened
 
 LONGEST_WAIT_S = 30.0
 TRANSIENT = {Status.TIMEOUT, Status.RATE_LIMIT, Status.UNAVAILABLE}
 """Failures of the server, not of the question."""
-WRONG_SETUP = {
-    401: "it rejects the key in the environment variable OPENAI_API_KEY",
-    403: "it denies access",
-    404: "it has no such address or model; check rl.judge.server.base_url and model",
-}
-"""HTTP statuses with which no further question could pass."""
+STATUSES = {408: Status.TIMEOUT, 425: Status.UNAVAILABLE, 429: Status.RATE_LIMIT}
+"""HTTP statuses that pass; those from 500 on are UNAVAILABLE, other ones from 400 on REJECTED."""
 
 
 class ServerJudge:
@@ -87,24 +84,28 @@ class ServerJudge:
     def judge(self, questions: Sequence[Question]) -> list[Judgment]:
         """See `Judge.judge`. Raises JudgeError if the server rejects the key, address or model, and after
         `give_up_after` judgments in a row that no server answered."""
+        keys = [request_key(self.request(question)) for question in questions]
         found: dict[str, Judgment] = {}
-        waiting = list({question.key: question for question in questions}.values())
+        waiting = list(dict(zip(keys, questions, strict=True)).items())
         unanswered: list[tuple[Question, Judgment]] = []
         while waiting:
             room = self._room()
             if room == 0:
-                found |= {question.key: Judgment(status=Status.BUDGET, cost=Cost()) for question in waiting}
+                found |= {key: Judgment(status=Status.BUDGET, cost=Cost()) for key, _ in waiting}
                 break
             size = self.params.requests if room is None else min(self.params.requests, room)
             chunk, waiting = waiting[:size], waiting[size:]
             attempts = self.params.attempts if room is None else min(self.params.attempts, max(1, room // len(chunk)))
-            for question, judgment in zip(chunk, self._chunk(chunk, attempts), strict=True):
-                found[question.key] = judgment
+            futures = [self._workers.submit(self._judgment, question, attempts) for _, question in chunk]
+            for (key, question), future in zip(chunk, futures, strict=True):
+                judgment, asked = future.result()
+                found[key] = judgment
                 self.spent += judgment.cost
-                unanswered = self._note(question, judgment, unanswered)
+                if asked:
+                    unanswered = self._note(question, judgment, unanswered)
         for question, judgment in unanswered:
             self._store(question, judgment)
-        return [found[question.key] for question in questions]
+        return [found[key] for key in keys]
 
     def _room(self) -> int | None:
         """How many requests the budget still allows; None for any number."""
@@ -116,7 +117,7 @@ class ServerJudge:
     def _note(
         self, question: Question, judgment: Judgment, unanswered: list[tuple[Question, Judgment]]
     ) -> list[tuple[Question, Judgment]]:
-        """Store a judgment. What no server answered is stored with the next answer: giving up leaves it to be asked anew."""
+        """What no server has answered since its last answer, with which it is stored: giving up leaves it to be asked anew."""
         if judgment.status in TRANSIENT:
             self._in_a_row += 1
             if self._in_a_row >= self.params.give_up_after:
@@ -127,7 +128,7 @@ class ServerJudge:
                 )
             return [*unanswered, (question, judgment)]
         self._in_a_row = 0
-        for earlier in (*unanswered, (question, judgment)):
+        for earlier in unanswered:
             self._store(*earlier)
         return []
 
@@ -141,17 +142,14 @@ class ServerJudge:
         }
         self.cache.store(self.request(question), outcome)
 
-    def _chunk(self, questions: Sequence[Question], attempts: int) -> list[Judgment]:
-        futures = [self._workers.submit(self._judgment, question, attempts) for question in questions]
-        return [future.result() for future in futures]
-
-    def _judgment(self, question: Question, attempts: int) -> Judgment:
+    def _judgment(self, question: Question, attempts: int) -> tuple[Judgment, bool]:
+        """The judgment, stored at once if the server answered, and whether it was asked now."""
         request = self.request(question)
         stored = self.cache.load(request)
         if stored is not None and (stored["status"] == Status.OK or not self.params.ask_failed_again):
             calls, tokens_in, tokens_out = stored["cost"]
             cost = Cost(calls, tokens_in, tokens_out, self._price(tokens_in, tokens_out))
-            return Judgment(tuple(stored["scores"]), stored["reason"], Status(stored["status"]), cost)
+            return Judgment(tuple(stored["scores"]), stored["reason"], Status(stored["status"]), cost), False
         cost = Cost()
         for attempt in range(attempts):
             # A model that wrote nonsense gets another draw.
@@ -165,7 +163,9 @@ class ServerJudge:
             if attempt + 1 < attempts and made.status in TRANSIENT:
                 growing = min(self.params.wait_s * 2**attempt, LONGEST_WAIT_S)
                 self._sleep(growing if wait is None else min(wait, LONGEST_WAIT_S))
-        return judgment
+        if judgment.status not in TRANSIENT:
+            self._store(question, judgment)
+        return judgment, True
 
     def _attempt(self, question: Question, request: Mapping[str, Any]) -> tuple[Judgment, float | None]:
         """One request: its judgment, and the pause that the server asked for."""
@@ -173,49 +173,41 @@ class ServerJudge:
             self.sent += 1
         once = Cost(calls=1)
         try:
-            reply = self._client.post("chat/completions", json=request)
+            reply = post(self._client, request, self.params.timeout_s)
         except httpx.TimeoutException as error:
-            return Judgment(reason=type(error).__name__, status=Status.TIMEOUT, cost=once), None
+            return Judgment(reason=f"{type(error).__name__}: {error}", status=Status.TIMEOUT, cost=once), None
         except httpx.HTTPError as error:
             return Judgment(reason=f"{type(error).__name__}: {error}", status=Status.UNAVAILABLE, cost=once), None
-        if reply.status_code in WRONG_SETUP:
+        if (why := reply.hopeless) is not None:
             raise JudgeError(
-                f"the judge's server at {self.params.base_url} answers {reply.status_code} for model "
-                f"{self.params.model!r}: {WRONG_SETUP[reply.status_code]}"
+                f"the judge's server at {self.params.base_url} answers {reply.status} for model {self.params.model!r}: {why} "
+                f"(rl.judge.server)"
             )
-        if reply.status_code == 429 or reply.status_code >= 500:
-            status = Status.RATE_LIMIT if reply.status_code == 429 else Status.UNAVAILABLE
-            return Judgment(reason=f"HTTP {reply.status_code}", status=status, cost=once), retry_after(reply)
-        if reply.status_code >= 400:
-            why = f"HTTP {reply.status_code}: {shortened(reply.text)}"
-            return Judgment(reason=why, status=Status.REJECTED, cost=once), None
-        return self._read(question, reply), None
+        if reply.status < 400:
+            return self._read(question, reply)
+        said = f"HTTP {reply.status}"
+        if (status := STATUSES.get(reply.status, Status.UNAVAILABLE if reply.status >= 500 else None)) is not None:
+            return Judgment(reason=said, status=status, cost=once), reply.wait
+        status = Status.REFUSAL if reply.refused else Status.REJECTED
+        return Judgment(reason=f"{said}: {shortened(reply.text)}", status=status, cost=once), None
 
-    def _read(self, question: Question, reply: httpx.Response) -> Judgment:
+    def _read(self, question: Question, reply: Reply) -> tuple[Judgment, float | None]:
         try:
-            body = reply.json()
-            choice, usage = body["choices"][0], body.get("usage") or {}
-            message = choice["message"]
-            text = message.get("content") or ""
-            tokens = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-            return Judgment(reason=f"no chat completion ({error!r})", status=Status.NONSENSE, cost=Cost(calls=1))
-        cost = Cost(1, *tokens, self._price(*tokens))
-        if message.get("refusal") or choice.get("finish_reason") == "content_filter":
-            return Judgment(reason=str(message.get("refusal") or "content filter"), status=Status.REFUSAL, cost=cost)
-        try:
-            scores, reason = parse(question, text)
+            found = read(reply.text)
+        except ServerError as error:
+            status = STATUSES.get(error.code, Status.UNAVAILABLE)
+            return Judgment(reason=str(error), status=status, cost=Cost(calls=1)), reply.wait
         except ValueError as error:
-            return Judgment(reason=f"{error}: {shortened(text)}", status=Status.NONSENSE, cost=cost)
-        return Judgment(scores, reason, cost=cost)
+            return Judgment(reason=str(error), status=Status.NONSENSE, cost=Cost(calls=1)), None
+        cost = Cost(1, found.tokens_in, found.tokens_out, self._price(found.tokens_in, found.tokens_out))
+        if found.refusal:
+            return Judgment(reason=found.refusal, status=Status.REFUSAL, cost=cost), None
+        try:
+            scores, reason = parse(question, found.text)
+        except ValueError as error:
+            why = f"{error} (cut off at max_tokens)" if found.cut else str(error)
+            return Judgment(reason=f"{why}: {shortened(found.text)}", status=Status.NONSENSE, cost=cost), None
+        return Judgment(scores, reason, cost=cost), None
 
     def _price(self, tokens_in: int, tokens_out: int) -> float:
         return (tokens_in * self.params.price_in + tokens_out * self.params.price_out) / 1e6
-
-
-def retry_after(reply: httpx.Response) -> float | None:
-    """Seconds in the header Retry-After; None without one, or for a date."""
-    try:
-        return max(0.0, float(reply.headers.get("retry-after", "")))
-    except ValueError:
-        return None

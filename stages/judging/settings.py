@@ -144,11 +144,13 @@ class PrincipleSampling(Section):
     label_noise: Share = 0.1
     """Probability that a label is flipped."""
     rule_label_noise: Share = 0.25
-    """The same for labels of the rule on phrases."""
+    """The same for labels of the rules on phrases and languages."""
     stock_phrases: list[str] = ["As an AI language model"]
     """If one of two answers alone has such a phrase, it loses."""
     stock_probability: Share = 0.5
     """Probability that this rule is applied."""
+    languages: bool = False
+    """An answer in another language than the prompt's loses, and pairs of two such answers are left out (extra `judging`)."""
     replicas: Count = 4
     """Passes over the pairs, each with other draws."""
 

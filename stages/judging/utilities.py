@@ -19,8 +19,25 @@ from typing import Any
 from stages.judging.active_pairs import all_pairs, budget, first_pairs, held_out, next_pairs, random_pairs
 from stages.judging.thurstone import Choices, Fitted, Pair, fit
 from stages.judging.utility_settings import Utilities
+from stages.records.card import Card
 from stages.seeding import permutation, stream
 
+CARD = Card(
+    slug="utility_engineering",
+    title="Utility engineering",
+    paper="Mazeika et al., arXiv 2502.08640",
+    equation="P(i > j) = Phi((mu_i - mu_j) / sqrt(s_i^2 + s_j^2)), fitted by cross-entropy to shares of choices in both orders, "
+    "mean of mu 0 and deviation 1; int(2 n log2 n) pairs in rounds: first a random cycle, then pairs of small gap and degree. "
+    "Control: L = -[a log pi(A) + (1 - a) log pi(B)], a the share of an assembly that chooses A",
+    assumptions="outcomes that the model can read, and options that are one token each. A bias for a position shrinks "
+    "preferences, since both orders are averaged: read confidence beside order consistency. Figures of coherence are of the fit "
+    "without pseudo-labels, on pairs that no fit has seen. The cycle probability, the prior on variances, and the control's rate "
+    "and batches are ours; a coherent model need not have good values",
+    reduces_to="equal variances: Thurstone's case V; choices of 0 and 1 in a total order: sorting; control majority: "
+    "fine-tuning on single choices",
+    tested_by="tests/judging/test_utilities.py, tests/judging/test_control.py, tests/evaluation/test_utilities.py",
+    switch="evaluate.utilities: {outcomes: [...]}; sft.control.kind: soft",
+)
 Asked = Callable[[Sequence[tuple[str, str]]], list[tuple[float, float]]]
 """(first, second text) -> probabilities of answering first, and second; the rest is neither."""
 CLIP = 1e-5

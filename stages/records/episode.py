@@ -215,6 +215,18 @@ ROLE_COLUMNS = [("role", pa.string()), ("play", pa.string()), ("moves", pa.list_
 """Columns that a table of episodes has only if one of them has a role."""
 
 
+SAMPLE_COLUMNS = (("step", pa.int32()), ("advantages", pa.list_(pa.float32())))
+"""Of the episodes that rl keeps and tells: the step that played them, and the advantage of each token (null: not trained on)."""
+CREDIT_COLUMN = ("credit", pa.list_(pa.float32()))
+"""What step credit gave each turn; a table has it only if a row does."""
+
+
+def sample_schema(rows: Sequence[Mapping[str, Any]]) -> pa.Schema:
+    """`episode_schema` with SAMPLE_COLUMNS, and CREDIT_COLUMN if a row has it."""
+    credited = [CREDIT_COLUMN] if any(row.get("credit") is not None for row in rows) else []
+    return episode_schema(rows, *SAMPLE_COLUMNS, *credited)
+
+
 def episode_schema(rows: Iterable[Mapping[str, Any]], *further: tuple[str, pa.DataType]) -> pa.Schema:
     """EPISODE_SCHEMA, then ROLE_COLUMNS if a row has a role, then `further` columns."""
     roles = ROLE_COLUMNS if any(row.get("role") for row in rows) else []

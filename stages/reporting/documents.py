@@ -78,12 +78,15 @@ def family(method: Composition) -> str:
 def all_cards() -> dict[str, list[Card]]:
     """The cards of all methods by family. The methods import torch."""
     from stages.algorithms.registry import composition, names
+    from stages.constraints import formula
     from stages.control.advice import rladapter
     from stages.control.exact import r2pvi, shapley
     from stages.control.games import risk_averse
     from stages.control.reach import ravl
     from stages.control.soft_q import arsq
+    from stages.conversion import rounds
     from stages.designs import tree
+    from stages.judging import utilities
     from stages.merging.registry import cards as merge_cards
     from stages.values import gaussian, heads, lipschitz, q_model, vagram
 
@@ -94,6 +97,7 @@ def all_cards() -> dict[str, list[Card]]:
     families["Values and search"] = [heads.CARD, q_model.CARD, tree.CARD]
     control = [arsq, gaussian, lipschitz, r2pvi, ravl, risk_averse, rladapter, shapley, vagram]
     families["Control"] = [method.CARD for method in control]
+    families["Around training"] = [utilities.CARD, formula.CARD, rounds.CARD]
     families["Merging"] = merge_cards()
     return families
 

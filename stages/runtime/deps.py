@@ -42,7 +42,8 @@ def module_path(name: str) -> Path | None:
 
 def type_checking_lines(tree: ast.Module) -> set[int]:
     """Lines of `if TYPE_CHECKING:` blocks, which import nothing when the program runs."""
-    blocks = (node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    ifs = (node for node in ast.walk(tree) if isinstance(node, ast.If))
+    blocks = (node for node in ifs if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING")
     return {
         line for block in blocks for child in block.body for line in range(child.lineno, (child.end_lineno or child.lineno) + 1)
     }

@@ -103,8 +103,8 @@ def share_machine(params: RunParams, beside: int) -> RunParams:
     return params.model_copy(update={"resources": params.resources.model_copy(update=own)})
 
 
-LIBRARIES = ("torch", "transformers.modeling_utils")
-"""What every process of a team imports, in seconds: done once, before the forks."""
+LIBRARIES = ("pandas", "torch", "transformers.modeling_utils", "transformers.models.auto.modeling_auto")
+"""What every process of a team imports, in seconds: done once, before the forks. pyarrow imports pandas."""
 LAUNCHED = "LOCAL_RANK"
 """Environment variable set in processes started by `accelerate launch`."""
 

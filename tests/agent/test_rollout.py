@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from toy_environment import CountingEnvironment, toy_tasks
+from toy_environment import BrokenEnvironment, CountingEnvironment, ExitingEnvironment, toy_tasks
 
 from stages.agent.chat import Chat
 from stages.agent.environment_pool import EnvironmentPool
@@ -199,25 +198,15 @@ def test_nondeterministic_reset_raises(policy, chat):
         run(policy, chat, toy_tasks(1), 2, make=Nondeterministic)
 
 
-class Broken(CountingEnvironment):
-    def step(self, action):
-        raise OSError("the game crashed")
-
-
-class Exiting(CountingEnvironment):
-    def step(self, action):
-        os._exit(3)
-
-
 def test_environment_processes_give_the_same_episodes(policy, chat, episodes):
     """Environments in two processes, as while a GPU generates; their errors propagate, and a process that exits is reported."""
     before = CountingEnvironment.instances
     assert run(policy, chat, toy_tasks(12), 3, processes=2)[0] == episodes
     assert CountingEnvironment.instances == before
     with pytest.raises(OSError, match="the game crashed"):
-        run(policy, chat, toy_tasks(3), make=Broken, processes=1)
+        run(policy, chat, toy_tasks(3), make=BrokenEnvironment, processes=1)
     with pytest.raises(OSError, match=r"process of environments has ended \(exit code 3\)"):
-        run(policy, chat, toy_tasks(3), make=Exiting, processes=1)
+        run(policy, chat, toy_tasks(3), make=ExitingEnvironment, processes=1)
 
 
 @pytest.mark.parametrize("name", ["search", "textworld", "wordle", "keydoor", "shop", "code"])
@@ -229,7 +218,7 @@ def test_shipped_domains_can_be_pickled(name):
 @pytest.mark.parametrize("threaded", [True, False])
 def test_environment_error_propagates(policy, chat, threaded):
     with pytest.raises(OSError, match="the game crashed"):
-        run(policy, chat, toy_tasks(3), make=Broken, threaded=threaded)
+        run(policy, chat, toy_tasks(3), make=BrokenEnvironment, threaded=threaded)
 
 
 def test_environments_are_reused(policy, chat):

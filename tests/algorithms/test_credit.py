@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from stages.algorithms.batch import TrajectoryBatch
-from stages.algorithms.parts.credit import Credit, StepValues, add_credit, turn_credit
+from stages.algorithms.parts.credit import Credit, StepValues, TurnCredit, add_credit, turn_credit, with_turn_credit
 
 
 def valued(make_batch, values: list[float], reward: float) -> TrajectoryBatch:
@@ -53,3 +53,16 @@ def test_outcome_credit_is_a_no_op_and_annotated_needs_values(make_batch) -> Non
     assert add_credit(batch, Credit(kind="outcome")) is batch
     with pytest.raises(ValueError, match="annotate"):
         add_credit(batch.with_(advantages=torch.zeros(batch.mask.shape)), Credit(kind="annotated"))
+
+
+def test_what_credit_gave_each_turn_is_kept_for_readers(make_batch) -> None:
+    """V = (0.2, 0.5, 0.4), R = 1, weight 0.5: 0.15, -0.05 and 0.3, whatever the advantages were. With progress, its rewards."""
+    batch = valued(make_batch, [0.2, 0.5, 0.4, 0.0], 1.0)
+    before = torch.full(batch.mask.shape, 0.7) * batch.mask
+    params = Credit(kind="annotated", weight=0.5)
+    given = with_turn_credit(add_credit(batch.with_(advantages=before), params), before, params).get(TurnCredit)
+    assert given is not None
+    torch.testing.assert_close(given.values, torch.tensor([[0.15, -0.05, 0.3]]))
+    progress = with_turn_credit(batch.with_(turn_rewards=torch.tensor([[0.1, 0.2, 0.7]])), before, Credit(kind="progress"))
+    assert progress.extra[TurnCredit].values.tolist() == torch.tensor([[0.1, 0.2, 0.7]]).tolist()
+    assert with_turn_credit(batch, before, Credit(kind="outcome")) is batch

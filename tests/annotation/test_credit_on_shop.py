@@ -119,4 +119,5 @@ def test_step_credit_uses_values_of_graded_returns(shop: StageContext):
             assert advantages[turn] - advantages[0] == pytest.approx(credit[turn] - credit[0], abs=1e-4)
             checked += 1
         assert sum(credit) == pytest.approx(row["reward"] - v[0], abs=1e-5)
+        assert row["credit"] == pytest.approx(credit, abs=1e-4), "kept for the viewer"
     assert checked > 10

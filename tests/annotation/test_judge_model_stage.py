@@ -66,6 +66,9 @@ def test_model_preferences_and_judgments_are_written_reproducibly(make) -> None:
     assert report["version"]
     assert report["labelling"]["statuses"] == {"ok": 72}
     assert report["labelling"]["undecided"] == 0.5, "of six pairs three have equal quality"
+    gold = report["labelling"]["against_gold"]
+    assert (gold["pairs"], gold["compared"], gold["accuracy"], gold["kappa"]) == (36, 18, 1.0, 1.0)
+    assert report["against_gold"]["compared"] == 3, "of the held-out task"
     rows = read_rows(out / "preferences.parquet")
     assert len(rows) == 18
     assert all("the key" in row["answers"][0 if row["prefers_first"] else 1] for row in rows)

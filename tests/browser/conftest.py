@@ -44,12 +44,14 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="session")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a generated run."""
-    from reporting_run import make_run
+    from reporting_run import add_value_model, make_run
 
     from stages.report import run
     from stages.runtime.stage import StageContext
     from stages.runtime.tracker import Tracker
 
     root = tmp_path_factory.mktemp("run")
-    run(StageContext("report", None, make_run(root), root, Tracker()))
+    params = make_run(root)
+    add_value_model(root, "search")
+    run(StageContext("report", None, params, root, Tracker()))
     return root / "reports" / "report.html"

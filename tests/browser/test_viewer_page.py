@@ -16,6 +16,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from screenshots.chromium import DESK, PHONE, Browser
+from stages.reporting.viewer.pack import state_name
 
 READY = "return document.querySelector('#view-episodes .count').dataset.ready === 'yes'"
 SHOWN = "return document.querySelector('#view-episodes .content').dataset.ready"
@@ -52,6 +53,13 @@ def entries(index: dict[str, Any]) -> list[dict[str, Any]]:
             one |= {"id": short[1:] if short[0] == "=" else task + short, "stop": group["stops"][group["stop"][place]]}
             found.append({**one, "outcome": index["outcomes"][int(group["outcome"][place])]})
     return found
+
+
+def valued(viewer: Path, task: str, states: set[str]) -> dict[str, float]:
+    """The learnt values of a task's states in search."""
+    text = (viewer.parent / "values_search.js").read_text(encoding="utf-8")
+    given = json.loads(text.removeprefix('viewer.valued("search", ').removesuffix(");\n"))
+    return {state: given[state_name(task, state)] for state in states}
 
 
 def wait(browser: Browser, true: Callable[[], Any]) -> None:
@@ -229,6 +237,12 @@ def test_two_models_side_by_side_are_sorted_by_what_changed(browser: Browser, vi
         "merged minus sft, paired by task: +24.0 points"
         in browser.driver.find_element(By.CSS_SELECTOR, "#view-compare .verdict").text
     )
+    # Each turn has its log-probability, the state's learnt value and the step credit, by which actions can be coloured.
+    Select(browser.driver.find_element(By.CSS_SELECTOR, "#view-compare select[name=tint]")).select_by_value("credit")
+    wait(browser, lambda: browser.run(PAIR) and browser.driver.find_elements(By.CSS_SELECTOR, "#view-compare .tokens span"))
+    said = browser.driver.find_element(By.CSS_SELECTOR, "#view-compare .cell .fine").text
+    assert re.search(r"log-probability −[\d.]+ .*, learnt value -?[\d.]+, step credit [+−][\d.]+", said)
+    assert browser.driver.find_elements(By.CSS_SELECTOR, "#view-compare .tokens span[style*='--tint']")
     Select(browser.driver.find_element(By.CSS_SELECTOR, "#view-compare select[name=change]")).select_by_value("won")
     assert len(browser.driver.find_elements(By.CSS_SELECTOR, "#view-compare .list li")) == len(wanted["won"])
     browser.run("document.querySelector('#view-compare [name=swap]').click()")
@@ -289,12 +303,15 @@ def test_graph_of_a_task_has_every_state_action_and_end(browser: Browser, viewer
     task = "search-test-0001"
     rows = dict(played_groups(report.parent.parent / "data/evaluation/episodes.parquet", "search", ["sft", "merged"]))
     steps: dict[tuple[str, str], list[int]] = {}
+    rewards: dict[tuple[str, str], list[float]] = {}
     for side, model in enumerate(("sft", "merged")):
         for row in (row for row in rows[model] if row["task_id"] == task):
             end = "success" if row["reward"] else "truncated" if row["truncated"] else "failure"
             states = [turn["state_key"] for turn in row["turns"]] + [end]
             for turn, to in zip(row["turns"], states[1:], strict=True):
-                steps.setdefault((f"{turn['state_key']} {turn['action']}", to), [0, 0])[side] += 1
+                key = (f"{turn['state_key']} {turn['action']}", to)
+                steps.setdefault(key, [0, 0])[side] += 1
+                rewards.setdefault(key, []).append(turn["reward"])
     visit(browser, viewer, tab="paths", domain="search", a="sft", b="merged", task=task, ready=GRAPH)
     assert browser.run(GRAPH) == task
     browser.run("document.querySelector('#view-paths details').open = true")
@@ -304,6 +321,16 @@ def test_graph_of_a_task_has_every_state_action_and_end(browser: Browser, viewer
     ]
     assert sorted([int(row[3]), int(row[4])] for row in table) == sorted(steps.values())
     assert {row[1] for row in table} == {key.partition(" ")[2] for key, _ in steps}
+    # The learnt value of the state that a step leads to, and its credit: the reward plus the change of the value.
+    known = valued(viewer, task, {key.partition(" ")[0] for key, _ in steps})
+    wanted = [
+        (known.get(to), sum(paid) / len(paid) + known.get(to, 0.0) - known[key.partition(" ")[0]])
+        for (key, to), paid in rewards.items()
+    ]
+    shown = [(None if row[7] == "–" else float(row[7]), float(row[8].replace("−", "-"))) for row in table]
+    for place in (0, 1):
+        numbers = [sorted(pair[place] for pair in pairs if pair[place] is not None) for pairs in (shown, wanted)]
+        assert numbers[0] == pytest.approx(numbers[1], abs=0.0051)
     states = {key.partition(" ")[0] for key, _ in steps} | {to for _, to in steps}
     assert len(browser.driver.find_elements(By.CSS_SELECTOR, "#view-paths .state")) == len(states)
     pairs = {(key.partition(" ")[0], to) for key, to in steps}
@@ -346,7 +373,9 @@ def test_paths_of_a_training_task_choose_sources_that_play_it(browser: Browser, 
 
 
 def test_tokens_show_their_numbers(browser: Browser, viewer: Path, index: dict[str, Any]) -> None:
-    chosen = next(one for one in entries(index) if one["source"] == "rl step 20")
+    chosen = next(
+        one for one in entries(index) if (one["source"], one["domain"]) == ("rl step 20", "search") and one["turns"] > 1
+    )
     visit(browser, viewer, source="rl step 20", episode=chosen["id"])
     browser.run("document.querySelector('#view-episodes [data-view=advantage]').click()")
     wait(browser, lambda: browser.driver.find_elements(By.CSS_SELECTOR, "#view-episodes .tokens span"))
@@ -355,6 +384,11 @@ def test_tokens_show_their_numbers(browser: Browser, viewer: Path, index: dict[s
     wait(browser, tip.is_displayed)
     for text in ("policy, turn 1", "log-probability −" if "−" in tip.text else "log-probability -", "advantage"):
         assert text in tip.text
+    # This domain's method credits steps: turn 2 was given a quarter.
+    browser.driver.find_element(By.TAG_NAME, "body").send_keys("n")
+    browser.run("document.querySelector('#view-episodes [data-view=credit]').click()")
+    wait(browser, lambda: "Credit as RL gave it" in browser.driver.find_element(By.CSS_SELECTOR, "#view-episodes .key").text)
+    wait(browser, lambda: re.search(r"turn 2\n(.*\n)*step credit -?0\.250", tip.text))
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
@@ -380,11 +414,11 @@ def test_text_has_the_contrast_of_wcag_aa(browser: Browser, viewer: Path, dark: 
     script = (Path(__file__).parent / "contrast.js").read_text(encoding="utf-8")
     browser.view(DESK, dark=dark)
     visit(browser, viewer, source="rl step 20", domain="search")
-    for view in ("chat", "owner", "logprob", "advantage"):
+    for view in ("chat", "owner", "logprob", "advantage", "credit"):
         browser.run("document.querySelector(`#view-episodes [data-view=${arguments[0]}]`).click()", view)
         wait(browser, lambda: browser.run(SHOWN))
         assert browser.run(script) == []
-    visit(browser, viewer, tab="compare", domain="search", a="sft", b="merged", tint="logprob", ready=PAIR)
+    visit(browser, viewer, tab="compare", domain="search", a="sft", b="merged", tint="credit", ready=PAIR)
     assert browser.run(script) == []
     visit(
         browser, viewer, tab="patterns", domain="search", ready="return Boolean(document.querySelector('#view-patterns table'))"

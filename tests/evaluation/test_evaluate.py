@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from stages.evaluation.panels import Settings, play
 from stages.params import parse_params
 from stages.records.episode import read_rows, write_tasks
 from stages.runtime.shards import Shard
-from stages.runtime.stage import StageContext, _run_in_forks
+from stages.runtime.stage import LIBRARIES, StageContext, _run_in_forks
 from stages.runtime.tracker import Tracker
 from stages.runtime.validation import ParamsError
 
@@ -225,6 +226,8 @@ def evaluate_with(workers: int, root: Path) -> None:
 
 def evaluate_in_forks(counts: Sequence[int], root: Path) -> None:
     """Evaluate once with each number of workers; start this in a new process."""
+    for library in LIBRARIES:
+        import_module(library)
     for count in counts:
         process = get_context("fork").Process(target=evaluate_with, args=(count, root))
         process.start()

@@ -10,7 +10,18 @@ from pydantic import ValidationError
 
 from stages.judging.contract import Candidate, Question, Rubric
 from stages.judging.preferences import by_principles, by_quality, margins_of, pairs_of
-from stages.judging.principles import decide, drawn_count, phrase_rule, sampled, shaped, signed, spreads, texts, weights
+from stages.judging.principles import (
+    decide,
+    drawn_count,
+    language_rule,
+    phrase_rule,
+    sampled,
+    shaped,
+    signed,
+    spreads,
+    texts,
+    weights,
+)
 from stages.judging.program import ProgramJudge
 from stages.judging.replies import messages
 from stages.judging.settings import JudgeModel, LengthBonus, Principle, PrincipleSampling, ProgramFaults, SampledPrinciples
@@ -179,6 +190,24 @@ def test_preferences_follow_the_principle_shown() -> None:
         assert one.prefers_first == ((numbers[0] > numbers[1]) == higher)
     assert found == by_principles(pairs, margins, params, 0)
     assert found != by_principles(pairs, margins, params, 1)
+
+
+def test_an_answer_in_another_language_loses() -> None:
+    """Whatever the judge prefers; and where both stray, there is no preference."""
+    pytest.importorskip("py3langid")
+    texts = ["The capital is Paris, of course.", "Die Hauptstadt ist natürlich Paris.", "La capitale est Paris, bien sûr."]
+    answers = {"t": [Candidate(text, name=f"e{number}") for number, text in enumerate(texts)]}
+    params = sampling("a", negate=0.0, label_noise=0.0, rule_label_noise=0.0, languages=True)
+    pairs = pairs_of({"t": "Name the capital of France, please."}, answers, JudgeModel(kind="reward"), 0)
+    margins, _ = margins_of(program(), pairs, params)
+    found = by_principles(pairs, margins, params, 0)
+    assert len(found) == 4 * 2, "the pair of two other languages is left out"
+    for one in found:
+        first, second = one.question.candidates
+        assert one.ruled
+        assert one.prefers_first == (first.name == "e0")
+    assert {first.name, second.name} >= {"e0"}
+    assert language_rule("Name the capital of France, please.", "Paris", "Lyon") == (False, None), "a name has no language"
 
 
 def test_a_strong_position_bias_leaves_pairs_undecided() -> None:

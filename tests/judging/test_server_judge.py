@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -41,9 +43,10 @@ def completion(content: str, **message: Any) -> httpx.Response:
 
 def verdict(request: httpx.Request) -> httpx.Response:
     """Longer clarity for the first, always the same reason."""
-    return completion(
-        json.dumps({"reason": "because", "first": {"clarity": 8, "depth": 7}, "second": {"clarity": 4, "depth": 4}})
-    )
+    return completion(VERDICT)
+
+
+VERDICT = '{"reason": "because", "first": {"clarity": 8, "depth": 7}, "second": {"clarity": 4, "depth": 4}}'
 
 
 def judge(root: Path, handler: Handler, waits: list[float] | None = None, **params: Any) -> ServerJudge:
@@ -108,6 +111,17 @@ def test_run_repeats_from_its_cache_to_the_same_bytes(tmp_path: Path) -> None:
         (lambda request: httpx.Response(429, headers={"retry-after": "7"}), Status.RATE_LIMIT),
         (lambda request: httpx.Response(503), Status.UNAVAILABLE),
         (lambda request: httpx.Response(400, json={"error": "too long"}), Status.REJECTED),
+        (lambda request: httpx.Response(400, json={"error": {"code": "content_filter"}}), Status.REFUSAL),
+        (lambda request: httpx.Response(403, json={"error": {"metadata": {"flagged_input": "x"}}}), Status.REFUSAL),
+        (lambda request: httpx.Response(408), Status.TIMEOUT),
+        (lambda request: httpx.Response(200, json={"error": {"code": 429, "message": "slow down"}}), Status.RATE_LIMIT),
+        (lambda request: httpx.Response(200, json={"error": {"message": "overloaded"}}), Status.UNAVAILABLE),
+        (lambda request: httpx.Response(200, text="[" * 100_000), Status.NONSENSE),
+        (lambda request: httpx.Response(200, content=b"\xff\xfe"), Status.NONSENSE),
+        (lambda request: completion({"a": 1}), Status.NONSENSE),  # type: ignore[arg-type]
+        (lambda request: completion(VERDICT.replace("8", "1" * 400)), Status.NONSENSE),
+        (lambda request: completion(VERDICT.replace("8", "NaN")), Status.NONSENSE),
+        (lambda request: completion("{" * 30_000), Status.NONSENSE),
     ],
 )
 def test_failures_have_a_status_and_become_ties(tmp_path: Path, handler: Handler, status: Status) -> None:
@@ -116,9 +130,44 @@ def test_failures_have_a_status_and_become_ties(tmp_path: Path, handler: Handler
     (judgment,) = server.judge([question()])
     assert (judgment.status, judgment.scores) == (status, ())
     assert judgment.cost.calls == (1 if status in (Status.REFUSAL, Status.REJECTED) else 3)
-    assert waits == {Status.RATE_LIMIT: [7.0, 7.0], Status.UNAVAILABLE: [1.0, 2.0]}.get(status, [])
+    if status in (Status.RATE_LIMIT, Status.UNAVAILABLE, Status.TIMEOUT):
+        assert waits in ([7.0, 7.0], [1.0, 2.0]), "Retry-After, or doubled pauses"
+    else:
+        assert waits == []
+    write_judgments(tmp_path / "table.parquet", [judgment_row(server, question(), judgment)])
+    assert read_judgments(tmp_path / "table.parquet")[0]["status"] == status
     match = Match("task", "p", Candidate("a", name="a"), Candidate("b", name="b"), RUBRIC)
     assert play(server, [match])[0] == [(10.0, 10.0)]
+
+
+@pytest.mark.parametrize(
+    ("content", "usage"),
+    [
+        (VERDICT.replace("because", "\\ud800"), {"prompt_tokens": 10**30, "completion_tokens": -5}),
+        ([{"type": "text", "text": VERDICT}], {"prompt_tokens": "many"}),
+        (VERDICT, {"prompt_tokens": 1e400}),
+    ],
+)
+def test_odd_replies_with_a_verdict_count(tmp_path: Path, content: Any, usage: dict[str, Any]) -> None:
+    """Text that no file can hold, content in parts, and numbers of tokens that are none: the verdict is used and stored."""
+    body = json.dumps({"choices": [{"message": {"content": content}}], "usage": usage})
+    for handler in (lambda request: httpx.Response(200, text=body), no_server):
+        server = judge(tmp_path, handler)
+        (judgment,) = server.judge([question()])
+        assert judgment.scores == (8.0, 4.0)
+        assert judgment.reason in ("because", "?")
+        assert (judgment.cost.tokens_in, judgment.cost.tokens_out) == (0, 0)
+        write_judgments(tmp_path / "table.parquet", [judgment_row(server, question(), judgment)])
+
+
+def test_equal_requests_of_two_tasks_have_one_reply(tmp_path: Path) -> None:
+    """Contract: a run repeats from its cache to the same bytes, though the server answers the same request differently."""
+    scores = iter(range(10))
+    answers = [json.dumps({"first": {"clarity": n, "depth": n}, "second": {"clarity": 1, "depth": 1}}) for n in range(10)]
+    same = [replace(question(), task_id=task) for task in ("a", "b")]
+    first = judge(tmp_path, lambda request: completion(answers[next(scores)]), requests=2).judge(same)
+    assert judge(tmp_path, no_server).judge(same) == first
+    assert first[0] == first[1]
 
 
 def test_timeouts_are_tried_again(tmp_path: Path) -> None:
@@ -151,8 +200,32 @@ def test_silent_server_stops_the_run_and_is_asked_again(tmp_path: Path) -> None:
     assert again.sent == 5, "the first was kept"
 
 
+@pytest.mark.parametrize("failure", [401, 503])
+def test_what_was_answered_beside_a_failure_is_kept(tmp_path: Path, failure: int) -> None:
+    """Contract: a rejected key, or giving up, loses no reply that came at the same time."""
+    together = threading.Barrier(3, timeout=30)
+
+    def first_fails(request: httpx.Request) -> httpx.Response:
+        together.wait()
+        failed = "text 0" in json.loads(request.content)["messages"][1]["content"]
+        return httpx.Response(failure) if failed else verdict(request)
+
+    server = judge(tmp_path, first_fails, requests=3, attempts=1, give_up_after=1)
+    with pytest.raises(JudgeError):
+        server.judge([question(number) for number in range(3)])
+    server.close()
+    assert all(one.ok for one in judge(tmp_path, no_server).judge([question(1), question(2)]))
+
+
+def test_stored_failures_do_not_count_as_an_outage(tmp_path: Path) -> None:
+    questions = [question(number) for number in range(3)]
+    judge(tmp_path, lambda request: httpx.Response(503), attempts=1).judge(questions)
+    again = judge(tmp_path, no_server, give_up_after=2).judge(questions)
+    assert [one.status for one in again] == [Status.UNAVAILABLE] * 3
+
+
 def test_wrong_key_or_model_stops_at_once(tmp_path: Path) -> None:
-    for status, remedy in ((401, "OPENAI_API_KEY"), (404, "model")):
+    for status, remedy in ((401, "OPENAI_API_KEY"), (402, "credit"), (404, "model"), (308, "redirects")):
         with pytest.raises(JudgeError, match=remedy):
             judge(tmp_path, lambda request, status=status: httpx.Response(status)).judge([question()])
 
@@ -252,3 +325,24 @@ def test_real_http(tmp_path: Path) -> None:
         server.shutdown()
     assert {path for path, _ in seen} == {"/v1/chat/completions"}
     assert len(seen) == 6
+
+
+def test_a_reply_that_drips_is_a_timeout(tmp_path: Path) -> None:
+    """Contract: `timeout_s` bounds an attempt, also when bytes keep coming."""
+
+    class Dripping(httpx.SyncByteStream):
+        def __iter__(self) -> Iterator[bytes]:
+            while True:
+                time.sleep(0.01)
+                yield b" "
+
+    server = judge(tmp_path, lambda request: httpx.Response(200, stream=Dripping()), timeout_s=0.05, attempts=2)
+    assert server.judge([question()])[0].status is Status.TIMEOUT
+
+    class Endless(httpx.SyncByteStream):
+        def __iter__(self) -> Iterator[bytes]:
+            while True:
+                yield b" " * (1 << 20)
+
+    server = judge(tmp_path, lambda request: httpx.Response(200, stream=Endless()), attempts=1)
+    assert server.judge([question(1)])[0].status is Status.UNAVAILABLE

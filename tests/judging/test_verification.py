@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stages.agent.policy import load_policy
-from stages.judging.fit_verifier import OPENERS, divided, fit, labelled_pairs, measured
+from stages.judging.fit_verifier import OPENERS, divided, fit, labelled_pairs, logged_pairs, measured
 from stages.judging.generative import GenerativeVerifier
 from stages.judging.verification import Verdict, contains, jaccard, last_line, verdict, zscores
 
@@ -81,6 +81,19 @@ def test_labelled_pairs_are_right_and_wrong_by_turns() -> None:
     assert sorted(known + held, key=pairs.index) == pairs
     assert not {pair.task_id for pair in known} & {pair.task_id for pair in held}
     assert held
+
+
+def test_logged_pairs_have_the_labels_of_the_episodes() -> None:
+    """Every recorded answer with its label, one reference per task as a right answer, and openers as wrong ones."""
+    answers = {"t1": [("answer barn", True), ("answer well", False)], "elsewhere": [("x", True)]}
+    pairs = logged_pairs(QUESTIONS, {**REFERENCES, "t0": []}, answers, 0)
+    assert pairs == logged_pairs(QUESTIONS, {**REFERENCES, "t0": []}, answers, 0)
+    assert {pair.task_id for pair in pairs} == {*QUESTIONS} - {"t0"}
+    openers = [pair for pair in pairs if pair.answer in OPENERS]
+    assert openers
+    assert not any(pair.right for pair in openers)
+    of_task = [(pair.answer, pair.right) for pair in pairs if pair.task_id == "t1" and pair not in openers]
+    assert of_task == [*answers["t1"], (REFERENCES["t1"][0], True)]
 
 
 def test_fitted_verifier_tells_right_from_wrong_on_other_tasks(tiny_policy: Path) -> None:

@@ -83,13 +83,25 @@ def test_mlflow_has_one_parent_run_with_a_child_per_stage_and_domain(undisturbed
     assert not list((undisturbed.root / ".bellwether" / "tracking").glob("*.jsonl"))
 
 
-def test_edit_reruns_only_dependents_and_its_revert_reruns_nothing(done: Checkout) -> None:
-    """One domain's RL setting re-runs that domain's rl and what follows; one of merge.method begins with merge."""
-    params, lock = (done.root / "params.yaml").read_bytes(), done.lock
+SEARCH_RATE = {"per_domain": {"search": {"rl": {"learning_rate": 0.0001}}}}
+
+
+def test_edit_concerns_only_dependents_and_its_revert_none(done: Checkout) -> None:
+    """One domain's RL setting concerns that domain's rl and what follows; one of merge.method begins with merge."""
+    params = (done.root / "params.yaml").read_bytes()
     done.edit({"merge": {"method": "ties"}})
     assert done.changed == ["merge", "report"]  # evaluate reads no parameter of the merge, it follows the merged model
     (done.root / "params.yaml").write_bytes(params)
-    done.edit({"per_domain": {"search": {"rl": {"learning_rate": 0.0001}}}})
+    done.edit(SEARCH_RATE)
+    assert done.changed == ["report", "rl@search"]
+    (done.root / "params.yaml").write_bytes(params)
+    assert done.changed == []
+
+
+@pytest.mark.slow
+def test_edit_reruns_only_dependents_and_its_revert_reruns_nothing(done: Checkout) -> None:
+    params, lock = (done.root / "params.yaml").read_bytes(), done.lock
+    done.edit(SEARCH_RATE)
     assert done.repro()[0] == ["rl@search", "merge", "evaluate", "report"]
     changed = done.lock
     assert changed["rl@textworld"] == lock["rl@textworld"]

@@ -37,6 +37,7 @@ MODEL = {
     **{"kind": "reward", "labels": "program", "version": "0123", "preferences": 40},
     "held_out": {"pairs": 8.0, "accuracy": 0.875, "kappa": 0.75, "brier": 0.1, "calibration_error": 0.05, "flip_rate": 0.0},
     "labelling": {**{name: JUDGED[name] for name in ("calls", "money", "statuses", "flip_rate", "tie_rate", "position_bias")}},
+    "against_gold": {"pairs": 8.0, "accuracy": 0.8},
     "principles": {"short": {"pairs": 8.0, "accuracy": 1.0, "negated": 0.125}},
 }
 
@@ -81,7 +82,22 @@ def test_costs_failures_and_order_of_both_stages(judged: Inputs) -> None:
 
 def test_judge_models_are_shown_with_what_is_known_of_them(judged: Inputs) -> None:
     (model,) = tables(judged)["Judge models, on held-out tasks"].rows
-    assert list(model) == ["search", "reward", "program", "0123", "40", "8", "0.875", "0.75", "–", "0.1", "0.05", "0"]
+    assert list(model) == [
+        "search",
+        "reward",
+        "program",
+        "0123",
+        "40",
+        "8",
+        "0.875",
+        "0.75",
+        "–",
+        "0.1",
+        "0.05",
+        "0",
+        "–",
+        "80.0 %",
+    ]
     (read,) = tables(judged)["How well they read single principles"].rows
     assert list(read) == ["search", "short", "8", "100.0 %", "12.5 %"]
 

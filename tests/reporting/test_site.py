@@ -66,6 +66,7 @@ def test_an_experiment_concerns_the_methods_of_its_arms_and_of_its_switch() -> N
     assert concerns(experiments["hl_gauss"], heads.CARD)
 
 
+@pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     """Contract: Sphinx takes warnings as errors; the search index is a file that needs no server."""
     pytest.importorskip("furo")

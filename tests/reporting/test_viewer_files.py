@@ -34,7 +34,7 @@ def loaded(text: str) -> Any:
 
 def unpack(data: Any, place: int) -> dict[str, Any]:
     """An episode of a file, as the page's script reads it."""
-    messages, turns, spans, logprobs, advantages = data["episodes"][place]
+    messages, turns, spans, logprobs, advantages, *credit = data["episodes"][place]
     text, tokens = data["texts"].__getitem__, [(data["spans"][ids], owner, turn) for ids, owner, turn in spans]
     said = zip(messages[::2], messages[1::2], strict=True)
     return {
@@ -45,6 +45,7 @@ def unpack(data: Any, place: int) -> dict[str, Any]:
         "turn": [turn for ids, _, turn in tokens for _ in ids],
         "logprob": [value / 1000 for value in logprobs],
         "advantages": None if advantages is None else [value for value, count in advantages for _ in range(count)],
+        "credit": credit[0] if credit else None,
     }
 
 
@@ -76,6 +77,7 @@ def test_files_hold_every_episode_token_for_token(full_run) -> None:
                 assert episode["advantages"] == pytest.approx([row["advantages"][number] for number in policy], abs=6e-4)
             else:
                 assert episode["advantages"] is None
+            assert episode["credit"] == pytest.approx(row["credit"]) if "credit" in row else episode["credit"] is None
 
 
 def test_runs_and_spans_by_hand() -> None:

@@ -86,6 +86,7 @@ def test_progress_credits_turns_and_is_reported(make_context, tiny_policy):
     expected = sum(abs(sample["reward"] - 0.5) for sample in samples) / len(samples)
     assert row["progress_residual"] == pytest.approx(expected, abs=1e-5)
     for sample in samples:
+        assert sample["credit"] == [0.25, 0.25]
         tokens = zip(sample["advantages"], sample["turn"], sample["owner"], strict=True)
         assert {(turn, round(value, 5)) for value, turn, owner in tokens if owner == 1} == {(0, 0.5), (1, 0.25)}
 

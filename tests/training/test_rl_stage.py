@@ -89,6 +89,7 @@ def test_samples_hold_advantages_of_the_first_and_last_step(make_context):
         assert len(row["advantages"]) == len(row["token_ids"])
         assert all(value == 0 for value, owner in zip(row["advantages"], row["owner"], strict=True) if owner != Owner.POLICY)
     assert any(value for row in rows for value in row["advantages"])
+    assert "credit" not in rows[0], "only methods with step credit give any"
 
 
 def test_run_ends_after_the_step_that_reaches_the_budget(make_context):

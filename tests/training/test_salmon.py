@@ -11,13 +11,19 @@ import pytest
 import torch
 
 from stages import rl
+from stages.agent.policy import load_policy
 from stages.agent.settings import Model
 from stages.algorithms.algorithm import resolve
 from stages.algorithms.parts.loss import kl_estimate
 from stages.algorithms.resolve import contradictions, resolve_section
 from stages.algorithms.settings import Rl
 from stages.annotation.settings import Annotate
+from stages.judging.local import LocalJudge
+from stages.judging.settings import LocalParams
 from stages.records.episode import read_rows
+from stages.runtime.validation import ParamsError
+from stages.training.rl.critic import Critic, clipped_errors, reward_start
+from stages.values.settings import HeadParams
 from training.toys import SHORT_RUN, KilledError, kill_at_step, outputs, read_history
 
 SALMON: dict[str, Any] = {
@@ -129,6 +135,47 @@ def test_it_is_ppo_on_the_model_s_scalar() -> None:
     assert (found.reward.kl_coef, found.reward.kl_estimator) == (0.01, "k1_positive")
     assert found.judge.raw
     assert (found.judge.scale, found.judge.unfinished_penalty) == (10.0, 6.0)
+    assert (found.critic.init, found.critic.value_clip) == ("judge_model", 0.2)
+
+
+def test_the_critic_starts_with_the_reward_model_s_scalar(tiny_policy: Path) -> None:
+    """Its value before a token is judge.scale times the log-odds of the options there."""
+    policy = load_policy(tiny_policy)
+    head = HeadParams(loss="mse")
+    critic = Critic(policy.model, head, start=reward_start(tiny_policy, ["a", "b"], 10.0, head, "cpu"))
+    ids = torch.tensor([policy.tokenizer("some words here")["input_ids"]])
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    mask[:, 0] = False
+    judge = LocalJudge(policy, LocalParams(options=["a", "b"]), 64, logits=True)
+    expected = [10 * judge.log_odds([ids[0, :end].tolist()]).item() for end in range(1, ids.shape[1])]
+    assert critic.values(ids, mask)[0, 1:].tolist() == pytest.approx(expected, abs=1e-4)
+
+
+def test_clipped_errors_by_hand() -> None:
+    """From v_old = 0 with clip 0.2: moving past the clip towards R earns nothing, overshooting away from it is paid in full."""
+    values = torch.tensor([0.1, 0.5, -0.5, 1.0], requires_grad=True)
+    found = clipped_errors(values, torch.zeros(4), torch.ones(4), 0.2)
+    assert found.tolist() == pytest.approx([0.81, 0.64, 2.25, 0.64])
+    found.sum().backward()
+    assert values.grad is not None
+    assert values.grad.tolist() == pytest.approx([-1.8, 0.0, -3.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("section", "says"),
+    [
+        (
+            {"critic": {"init": "policy", "head": {"loss": "hl_gauss", "v_min": -100, "v_max": 100}}},
+            "value_clip is of the squared",
+        ),
+        ({"judge": {"kind": "program"}}, "init: judge_model starts from the reward model"),
+        ({"judge": {"local": {"path": "models/mine"}}}, r"without a local\.path"),
+        ({"critic": {"value_clip": 0.0, "distribution": {}}}, "a reward model's scalar"),
+    ],
+)
+def test_critics_that_cannot_start_are_refused(section: dict[str, Any], says: str) -> None:
+    with pytest.raises(ParamsError, match=says):
+        resolve_section(Rl.model_validate({"algorithm": "salmon", **section}), 128)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +186,7 @@ def test_it_is_ppo_on_the_model_s_scalar() -> None:
         ({"algorithm": "arena_rl", "judge": {"kind": "local"}}, {"kind": "reward"}, "set that to comparison"),
         ({}, {"kind": "reward", "options": ["c", "d"], "principles": {}}, "make them equal"),
         ({}, {"kind": "reward"}, r"judge_model\.principles is null"),
-        ({"judge": {"local": {"path": "hub:a/b"}}}, {}, "download the model first"),
+        ({"judge": {"local": {"path": "hub:a/b"}}, "critic": {"init": "policy"}}, {}, "download the model first"),
     ],
 )
 def test_models_that_do_not_fit_are_refused(section: dict[str, Any], model: dict[str, Any], says: str) -> None:

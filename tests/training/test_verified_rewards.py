@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,9 +14,10 @@ from stages.algorithms.algorithm import resolve
 from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.parts.reward import EpisodeRewards
 from stages.algorithms.settings import Rl
-from stages.records.episode import Episode
+from stages.records.episode import Episode, read_episodes, write_episodes
 from stages.runtime.validation import ParamsError
 from stages.training.common.batches import trajectory_batch
+from stages.training.rl import verified_rewards
 from stages.training.rl.verified_rewards import VerifiedRewards
 from training.toys import SHORT_RUN, KilledError, kill_at_step, make_episode, outputs, read_history
 
@@ -51,6 +53,21 @@ def test_a_verifier_of_ones_own_is_not_fitted(make_context, tiny_policy) -> None
     rl.run(context)
     found = json.loads((context.root / "reports/rl/toy.json").read_text())["verifier"]
     assert (found["fitted"], found["held_out"]) == (False, {})
+
+
+def test_a_verifier_can_learn_from_what_the_policy_answered(make_context, monkeypatch) -> None:
+    context = make_context("rl", rl={**RL, "steps": 1, "verifier": {"fit_steps": 2, "fit_on": "rollouts"}})
+    task_ids = [episode.task_id for episode in read_episodes(context.data / "curated/toy/demonstrations.parquet")]
+    played = [
+        replace(make_episode(name, name, [1], float(number % 2)), task_id=name, terminated=True)
+        for number, name in enumerate(task_ids)
+    ]
+    write_episodes(context.data / "rollouts/toy/episodes.parquet", played)
+    known: list[Any] = []
+    monkeypatch.setattr(verified_rewards, "fit", lambda verifier, pairs, *rest: known.extend(pairs))
+    rl.run(context)
+    assert {pair.right for pair in known if pair.answer == "a"} == {True, False}, "episodes' own answers, with their labels"
+    assert json.loads((context.root / "reports/rl/toy.json").read_text())["verifier"]["held_out"]["pairs"] > 0
 
 
 @pytest.mark.parametrize("kind", ["contains", "jaccard"])

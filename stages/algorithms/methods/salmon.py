@@ -15,9 +15,10 @@ CARD = Card(
     "pi_ref) per token; PPO with GAE, gamma and lambda 1, whitened advantages",
     assumptions="annotate.judge_model is a reward model fitted with principles, on the domain; r is the log-odds of two tokens, "
     "which is linear in the last hidden state as the paper's head is. m is judge.length_bonus.rate (the paper: 1, and -0.4 for "
-    "reasoning). The critic starts from the policy, not from the reward model, and its loss is not clipped. The variance is the "
-    "reference code's divisor, which counts principles of large variance down twice (principles.normaliser std). No rule on "
-    "languages. Principles of rl may differ from those that the model was fitted with, and may begin later (from_step)",
+    "reasoning). The critic starts from the reward model, with its scalar as the first value, and its loss is clipped at 0.2. "
+    "The variance is the reference code's divisor, which counts principles of large variance down twice (principles.normaliser "
+    "std). The rule on languages is a switch (principles.languages). Principles of rl may differ from those that the model was "
+    "fitted with, and may begin later (from_step)",
     reduces_to="one principle, never negated, without noise: a reward model of AI feedback; judge_model.principles null: a "
     "Bradley-Terry model; its reward with another algorithm: judge.kind local under that algorithm",
     tested_by="tests/judging/test_principles.py, tests/judging/test_judge_model.py, tests/training/test_salmon.py",
@@ -45,5 +46,7 @@ COMPOSITION = Composition(
         "loss.aggregation": "token_mean",
         "critic.head": HeadParams(loss="mse"),
         "critic.coef": 0.1,
+        "critic.init": "judge_model",
+        "critic.value_clip": 0.2,
     },
 )

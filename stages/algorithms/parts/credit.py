@@ -130,6 +130,13 @@ class StepValues(Extra):
     """[B, U + 1] float32: the annotated step-value model's V before each turn and after the last (0 if terminated)."""
 
 
+@dataclass(frozen=True)
+class TurnCredit(Extra):
+    values: Tensor
+    """[B, U] float32: what step credit gave each turn, for readers of the episodes; 0 past the end. With `progress` its reward in
+    place of the return, else what credit added to the advantage (the mean over the turn's tokens)."""
+
+
 def turn_credit(batch: TrajectoryBatch) -> Tensor:
     """r_u + V(s_{u+1}) - V(s_u) for each turn, [B, U] float32, 0 past an episode's last turn, with V after that turn 0.
 
@@ -160,3 +167,16 @@ def add_credit(batch: TrajectoryBatch, params: Credit) -> TrajectoryBatch:
         raise ValueError("step credit modifies advantages, and the batch has none yet")
     credit = turn_credit(batch).gather(1, batch.turn.clamp(min=0))
     return batch.with_(advantages=batch.advantages + params.weight * credit * batch.mask)
+
+
+def with_turn_credit(batch: TrajectoryBatch, before: Tensor | None, params: Credit) -> TrajectoryBatch:
+    """The batch with TurnCredit, unless the credit is the outcome's. before: its advantages [B, T] without step credit."""
+    from stages.algorithms.parts.advantage import turn_sums
+
+    if params.kind == "outcome" or batch.advantages is None or before is None:
+        return batch
+    if params.kind == "progress":
+        return batch.with_extra(TurnCredit(batch.turn_rewards.float()))
+    turns = batch.turn_rewards.shape[1]
+    tokens = turn_sums(batch.mask.float(), batch.turn, turns).clamp(min=1.0)
+    return batch.with_extra(TurnCredit(turn_sums((batch.advantages - before) * batch.mask, batch.turn, turns) / tokens))

@@ -46,8 +46,12 @@ class Critic(Part):
     distribution: Annotated[ReturnDistribution | None, WITH_CRITIC] = None
     """Critics of the mean and the spread of the return, with the loss of DSAC-T (arXiv 2310.05858), in place of `head`; {}: with
     the paper's settings."""
-    init: Annotated[Literal["policy", "value_model"], WITH_CRITIC] = "policy"
-    """Initial weights: the policy's backbone with an untrained head, or annotate's step-value model, head included."""
+    init: Annotated[Literal["policy", "value_model", "judge_model"], WITH_CRITIC] = "policy"
+    """Initial weights: the policy's backbone with an untrained head; annotate's step-value model, head included; or its reward
+    model (judge.kind local), whose scalar, times judge.scale, is the first value."""
+    value_clip: Annotated[NonNegative, WITH_TOKEN_CRITIC] = 0.0
+    """gae, squared error: the loss is the larger one of the value and of the value kept within this distance of that before the
+    update, max((v - R)^2, (clip(v, v_old +- value_clip) - R)^2). 0: not clipped."""
 
     def check(self, rl: Rl, method: Composition) -> None:
         if not learns_values(rl):
@@ -62,10 +66,31 @@ class Critic(Part):
                 "rl.critic.init: value_model initialises the critic with the environment's expected reward-to-go, but rl.reward "
                 "or rl.credit replaces these rewards; set init to policy, or rl.reward and rl.credit to the environment's"
             )
+        if self.value_clip and (self.head.loss != "mse" or self.distribution is not None):
+            raise ParamsError(
+                "rl.critic.value_clip is of the squared error; set rl.critic.head.loss to mse and distribution to null, or "
+                "value_clip to 0"
+            )
+        if self.init == "judge_model":
+            self._check_reward_model(rl)
         if self.distribution is not None:
             self._check_distribution(rl, self.distribution)
         if shapes_returns(rl):
             _check_support(rl, *reward_range(rl))
+
+    def _check_reward_model(self, rl: Rl) -> None:
+        given = rl.judge
+        if rl.reward.kind != "judge" or given.kind != "local" or not given.raw or given.local.path:
+            raise ParamsError(
+                "rl.critic.init: judge_model starts from the reward model that annotate fits and rl's judge uses; set "
+                "rl.reward.kind to judge and rl.judge to {kind: local, scheme: pointwise, raw: true} without a local.path, or "
+                "init to policy"
+            )
+        if self.head.loss != "mse" or self.distribution is not None or rl.advantage.estimator != "gae":
+            raise ParamsError(
+                "rl.critic.init: judge_model starts from a reward model's scalar; set rl.critic.head.loss to mse, distribution "
+                "to null and rl.advantage.estimator to gae, or init to policy"
+            )
 
     def _check_distribution(self, rl: Rl, distribution: ReturnDistribution) -> None:
         if self.init == "value_model":
@@ -87,6 +112,11 @@ class Critic(Part):
             )
 
     def contradictions(self, rl: Rl, method: Composition, section: Callable[[str], Any]) -> Iterator[str]:
+        if self.init != "policy" and section("model").lora.rank:
+            yield (
+                f"rl.critic.init: {self.init} has weights of its own, and with model.lora.rank {section('model').lora.rank} the "
+                f"critic shares the policy's: set init to policy, or rank to 0"
+            )
         if self.init != "value_model":
             return
         annotate = section("annotate")
@@ -95,11 +125,6 @@ class Critic(Part):
             yield (
                 f"rl.critic.init: value_model starts from the model that annotate fits with head "
                 f"{annotate.fitted_head.model_dump()}, and rl.critic.head is {self.head.model_dump()}; make them equal"
-            )
-        if section("model").lora.rank:
-            yield (
-                f"rl.critic.init: value_model has weights of its own, and with model.lora.rank {section('model').lora.rank} the "
-                f"critic shares the policy's: set init to policy, or rank to 0"
             )
 
 

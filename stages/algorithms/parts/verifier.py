@@ -30,6 +30,9 @@ class Verifier(Part):
     overlap of their words."""
     path: Annotated[str, GENERATIVE] = ""
     """Folder of the verifier's model, relative to the repository. "": a copy of the SFT policy, fitted when rl starts."""
+    fit_on: Annotated[Literal["references", "rollouts"], FITTED] = "references"
+    """What it is fitted on. references: they are right, answers to other tasks wrong; rollouts: the answers of the stage rollout
+    too, labelled by the environment's success, as the paper labels what its policy explored."""
     fit_steps: Annotated[Count, FITTED] = 150
     """Steps of this fit."""
     fit_rate: Annotated[Positive, FITTED] = 1e-3

@@ -70,14 +70,16 @@ def _models(domains: Mapping[str, DomainInputs]) -> list[Block]:
         rows.append(
             [domain, model["kind"], model["labels"], model["version"], number(model["preferences"]), number(held["pairs"])]
             + [number(held.get(name)) for name in names]
+            + [percent(one.get("against_gold", {}).get("accuracy")) for one in (model.get("labelling", {}), model)]
         )
         for name, one in model.get("principles", {}).items():
             read.append([domain, name, number(one["pairs"]), percent(one["accuracy"]), percent(one["negated"])])
     if not rows:
         return []
     header = ("domain", "kind", "labels", "version", "preferences", "held-out pairs", "accuracy", "kappa", "alpha", "Brier score")
+    gold = ("labels right by gold", "model right by gold")
     blocks: list[Block] = [
-        Table("Judge models, on held-out tasks", (*header, "calibration error", "order flips"), rows, text_columns=4)
+        Table("Judge models, on held-out tasks", (*header, "calibration error", "order flips", *gold), rows, text_columns=4)
     ]
     if read:
         columns = ("domain", "principle", "pairs", "right", "same verdict when it reads the negation")

@@ -1,10 +1,11 @@
-"""Writes the viewer: reports/episodes/index.html with its index, a file per domain and source, and the vocabulary."""
+"""Writes the viewer: reports/episodes/index.html with its index, a file per domain and source, the vocabulary, and per domain the
+learnt values of states."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stages.environments.registry import GROUP
 from stages.reporting.blocks import rounded
@@ -12,13 +13,17 @@ from stages.reporting.episodes import token_text
 from stages.reporting.inputs import Inputs
 from stages.reporting.style import css_variables
 from stages.reporting.template import TEMPLATES, template
-from stages.reporting.viewer.groups import Group, group_key
+from stages.reporting.viewer.groups import Group, file_name, group_key
 from stages.reporting.viewer.index import Indexed, index_group, index_json
 from stages.reporting.viewer.pack import pack_group, script, used_tokens
 from stages.reporting.viewer.patterns import Pattern
 from stages.reporting.viewer.prevalence import Prevalence, prevalences
+from stages.reporting.viewer.values import MODEL, ShortestHistories, learnt_values
 from stages.runtime.files import atomic_folder
 from stages.runtime.validation import ParamsError
+
+if TYPE_CHECKING:
+    from stages.params import Params
 
 RENDERERS = TEMPLATES / "viewer" / "renderers"
 SAME = {"code_folder": "code"}
@@ -47,8 +52,14 @@ def inline(text: str) -> str:
     return text.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 
-def render_viewer(inputs: Inputs, groups: Sequence[Indexed], patterns: Sequence[Pattern], found: Sequence[Prevalence]) -> str:
-    """The viewer's page as HTML."""
+def render_viewer(
+    inputs: Inputs,
+    groups: Sequence[Indexed],
+    patterns: Sequence[Pattern],
+    found: Sequence[Prevalence],
+    values: Mapping[str, str],
+) -> str:
+    """The viewer's page as HTML. values: domain -> name of its file of learnt values, without its ending."""
     titles = {pattern.name: {"title": pattern.title, "about": pattern.about} for pattern in patterns}
     listed = {
         "patterns": titles,
@@ -56,6 +67,7 @@ def render_viewer(inputs: Inputs, groups: Sequence[Indexed], patterns: Sequence[
         "intervals": intervals(found),
         "confidence": inputs.params.evaluate.confidence,
         "comparisons": comparisons(inputs),
+        "values": dict(values),
     }
     scripts = {domain: text for domain in inputs.params.domains if (text := renderer(domain)) is not None}
     return viewer_page({**index_json(groups), **listed}, [inline(scripts[domain]) for domain in sorted(scripts)])
@@ -87,21 +99,39 @@ def write_viewer(
     groups: Iterable[Group],
     patterns: Sequence[Pattern],
     shown: Callable[[Group], None] = lambda group: None,
+    annotated: Path | None = None,
 ) -> tuple[list[Indexed], list[Prevalence]]:
     """Write the viewer to `folder`, which it replaces, one group in memory at a time. `shown` is called after each group.
+    `annotated`: data/annotated, with the models that value states; None: no values.
 
     Returns the groups' index and how often each pattern occurs, for the chapter on behaviour.
     """
     indexed: list[Indexed] = []
     tokens: set[int] = set()
+    histories = ShortestHistories()
     with atomic_folder(folder) as partial:
         for group in groups:
             (partial / f"{group.key}.js").write_text(pack_group(group), encoding="utf-8")
             tokens |= used_tokens(group.rows)
+            histories.add(group)
             indexed.append(index_group(group, patterns))
             shown(group)
+        values = write_values(partial, annotated, histories, inputs.params)
         vocabulary = {str(token): token_text(inputs.tokenizer, token) for token in sorted(tokens)}
         (partial / "vocabulary.js").write_text(script("vocabulary", vocabulary), encoding="utf-8")
         found = prevalences(indexed, inputs)
-        (partial / "index.html").write_text(render_viewer(inputs, indexed, patterns, found), encoding="utf-8")
+        (partial / "index.html").write_text(render_viewer(inputs, indexed, patterns, found, values), encoding="utf-8")
     return indexed, found
+
+
+def write_values(folder: Path, annotated: Path | None, histories: ShortestHistories, params: Params) -> dict[str, str]:
+    """Write a file with the learnt values of each domain whose step-value model is in `annotated`; domain -> its name."""
+    written = {}
+    if annotated is None or not params.report.state_values:
+        return {}
+    for domain, own in histories.found.items():
+        values = learnt_values(annotated / domain / MODEL, own, params.resources.tokens_per_batch)
+        if values:
+            written[domain] = f"values_{file_name(domain)}"
+            (folder / f"{written[domain]}.js").write_text(script("valued", domain, values), encoding="utf-8")
+    return written

@@ -10,9 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
-from stages.records.episode import episode_schema, write_table
+from stages.records.episode import sample_schema, write_table
 from stages.runtime.live import PAUSE, POLL_S, STOP, Live, StoppedError
 from stages.runtime.spans import span
 
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
 
 NEWEST = 48
 """The most episodes of a step that are told."""
-FURTHER = (("step", pa.int32()), ("advantages", pa.list_(pa.float32())))
 
 
 class Steering:
@@ -37,14 +34,14 @@ class Steering:
             self.live.begin(label, total, history)
 
     def tell(self, row: Mapping[str, float], newest: Callable[[], Sequence[Mapping[str, Any]]]) -> None:
-        """After a step: its row of the history, and its episodes (rows of EPISODE_SCHEMA and FURTHER)."""
+        """After a step: its row of the history, and its episodes (rows of `sample_schema`)."""
         if self.live is None:
             return
         self.live.step(row)
         file = self.live.episodes_file()
         if file is not None and (rows := newest()[:NEWEST]):
             with suppress(OSError):
-                write_table(file, episode_schema(rows, *FURTHER), rows, durable=False)
+                write_table(file, sample_schema(rows), rows, durable=False)
 
     def _wanted(self) -> tuple[str, str]:
         """The request that all processes see."""

@@ -1,16 +1,22 @@
-"""PPO's critic: a copy of the policy's backbone with a scalar head (stages/values/heads), or annotate's step-value model.
+"""PPO's critic: a copy of the policy's backbone with a scalar head (stages/values/heads), or a model that annotate fitted.
 
 Under LoRA, the copy shares the policy's frozen weights and has its own adapters.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from stages.agent.logprobs import States, predicting_states
+from stages.agent.policy import load_policy
+from stages.engine.head import scale_and_cap
+from stages.judging.local import LocalJudge
+from stages.judging.settings import LocalParams
 from stages.training.common.adapters import twin
 from stages.values.gaussian import GaussianHead
 from stages.values.heads import make_head
@@ -56,9 +62,39 @@ class Critic(nn.Module):
         values[mask] = self.head.decode(self.logits(token_ids, mask)).float()
         return values
 
-    def loss(self, token_ids: Tensor, mask: Tensor, returns: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def loss(
+        self, token_ids: Tensor, mask: Tensor, returns: Tensor, old: Tensor | None = None, clip: float | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """The head's loss on each masked token against returns [B, T]; the values before the update and, for a Gaussian head, the
-        spreads, without gradient; each [N]. Values are comparable across heads, losses are not."""
+        spreads, without gradient; each [N]. Values are comparable across heads, losses are not. clip: of a squared error,
+        see `clipped_errors`, around the values `old` [B, T]."""
         logits = self.logits(token_ids, mask)
         spread = self.head.spread(logits.detach()) if isinstance(self.head, GaussianHead) else None
-        return self.head.loss(logits, returns[mask]), self.head.decode(logits.detach()), spread
+        values = self.head.decode(logits.detach())
+        if clip is None or old is None:
+            return self.head.loss(logits, returns[mask]), values, spread
+        return clipped_errors(self.head.decode(logits), old[mask], returns[mask], clip), values, spread
+
+
+def clipped_errors(values: Tensor, old: Tensor, returns: Tensor, clip: float) -> Tensor:
+    """max((v - R)^2, (clip(v, v_old - clip, v_old + clip) - R)^2), each [N]: a value gains nothing from moving farther than
+    `clip` from what it was before the update."""
+    kept = old + (values - old).clamp(-clip, clip)
+    return torch.maximum((values - returns).square(), (kept - returns).square())
+
+
+def reward_start(folder: Path, options: Sequence[str], scale: float, params: HeadParams, device: str) -> StepValueModel:
+    """A critic's start from the reward model in `folder`, whose scalar is l(first option) - l(second option): its backbone, and
+    `scale` times the difference of its output layer's rows. Raises ValueError for a model whose logits are capped."""
+    policy = load_policy(folder, device=device)
+    first, second = LocalJudge(policy, LocalParams(options=list(options)), max_length=1).option_tokens
+    factor, cap = scale_and_cap(policy.model.config)
+    if cap is not None:
+        raise ValueError(f"{folder}: its logits are capped at {cap:g}, so they are not linear; set rl.critic.init to policy")
+    layer = policy.model.get_output_embeddings()
+    start = StepValueModel(policy.model.base_model.float(), params).to(device)
+    with torch.no_grad():
+        start.output.weight.copy_(scale * factor * (layer.weight[first] - layer.weight[second]).float())
+        if layer.bias is not None:
+            start.output.bias.copy_(scale * factor * (layer.bias[first] - layer.bias[second]).float())
+    return start.eval()

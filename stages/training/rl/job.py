@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from stages.agent.chat import Chat
 from stages.agent.policy import Policy
 from stages.algorithms.algorithm import Algorithm
+from stages.algorithms.parts.credit import TurnCredit
 from stages.environments.protocol import Domain
 from stages.records.episode import Episode, episode_row
 from stages.records.sections import seed_of
@@ -18,8 +19,7 @@ from stages.training.common.processes import Processes
 from stages.training.rl.models import Models
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
+    from stages.algorithms.batch import TrajectoryBatch
     from stages.runtime.stage import StageContext
 
 History = Sequence[Mapping[str, float]]
@@ -45,8 +45,8 @@ class RlJob(Job):
         self.ledger = Ledger()
         self.samples: list[dict[str, Any]] = []
         """Sample episodes for the report, with step and advantages."""
-        self.last: tuple[int, Sequence[Episode], Tensor | None] = (0, (), None)
-        """Number, episodes and advantages [B, T] of the last step that played."""
+        self.last: tuple[int, Sequence[Episode], TrajectoryBatch | None] = (0, (), None)
+        """Number, episodes and prepared batch, in which they come first, of the last step that played."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"ledger": self.ledger.state_dict(), "algorithm": self.algorithm.state, "costs": self.algorithm.costs}
@@ -79,13 +79,19 @@ class RlJob(Job):
         """Release what the job holds, such as environments; nothing by default."""
 
 
-def episode_rows(step: int, episodes: Sequence[Episode], advantages: Tensor | None) -> list[dict[str, Any]]:
-    """Rows of EPISODE_SCHEMA with `step` and `advantages` (of `advantages` [B, T], null without it)."""
-    given = [None] * len(episodes) if advantages is None else advantages
-    return [
-        {**episode_row(episode), "step": step, "advantages": None if own is None else own[: len(episode.token_ids)].tolist()}
-        for episode, own in zip(episodes, given, strict=False)
-    ]
+def episode_rows(step: int, episodes: Sequence[Episode], batch: TrajectoryBatch | None) -> list[dict[str, Any]]:
+    """Rows of `sample_schema`; `batch`: prepared, with the episodes as its first rows. None, or without advantages: null."""
+    advantages = None if batch is None else batch.advantages
+    credit = None if batch is None else batch.get(TurnCredit)
+    rows = []
+    for place, episode in enumerate(episodes):
+        row = {**episode_row(episode), "step": step, "advantages": None}
+        if advantages is not None:
+            row["advantages"] = advantages[place, : len(episode.token_ids)].tolist()
+        if credit is not None:
+            row["credit"] = credit.values[place, : len(episode.turns)].tolist()
+        rows.append(row)
+    return rows
 
 
 def window_means(history: History, column: str) -> dict[str, float]:

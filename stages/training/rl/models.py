@@ -39,7 +39,7 @@ from stages.training.common.processes import Processes
 from stages.training.common.recompute import recompute_layers, recomputes
 from stages.training.common.shared_prefixes import can_share, plan_shared, sharing_states
 from stages.training.common.sparse_updates import SparseUpdates
-from stages.training.rl.critic import Critic
+from stages.training.rl.critic import Critic, reward_start
 from stages.values.progress import ProgressEstimator
 from stages.values.settings import HeadParams
 from stages.values.step_value import StepValueModel
@@ -277,8 +277,11 @@ def make_critics(
     head, start = params.distribution or params.head, None
     if annotated is not None and params.init == "value_model" and learns_values(algorithm.rl):
         start = StepValueModel.load(annotated / "value_model", str(policy.device))
-        if recomputes(policy):
-            recompute_layers(start.backbone)
+    elif annotated is not None and params.init == "judge_model" and learns_values(algorithm.rl):
+        given = algorithm.rl.judge
+        start = reward_start(annotated / "judge_model", given.local.options, given.scale, params.head, str(policy.device))
+    if start is not None and recomputes(policy):
+        recompute_layers(start.backbone)
     if not algorithm.needs_turn_critic:
         return (Critic(policy, head, states, start) if algorithm.needs_critic else None), None
     backbone = twin(policy.base_model) if start is None else start.backbone

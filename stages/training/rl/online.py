@@ -153,7 +153,7 @@ class OnlineJob(RlJob):
         self.observe(step)
         collected = time.monotonic()
         prepared = self.prepare(batch, step)
-        self.last = (step + 1, self.played, prepared.advantages)
+        self.last = (step + 1, self.played, prepared)
         key = (self.labels.seed, self.labels.stream, step)
         self.role_updates.prepare(self.source, step, key)
         if step in (0, self.rl.steps - 1) or self.finished():
@@ -300,12 +300,12 @@ class OnlineJob(RlJob):
 
     def keep_samples(self, batch: TrajectoryBatch, step: int) -> None:
         """Keep the step's episodes with their advantages, for the report; then those that the source played."""
-        kept = [(self.played, batch.advantages)]
-        kept += [(self.role_updates.episodes[role], own.advantages) for role, own in self.role_updates.batches.items()]
-        credited = {id(episode) for episodes, _ in kept for episode in episodes}
-        others = [episode for episode in self.beside if id(episode) not in credited]
-        kept.append((others, torch.zeros(len(others), max((len(episode.token_ids) for episode in others), default=0))))
+        kept = [(self.played, batch)]
+        kept += [(list(self.role_updates.episodes[role]), own) for role, own in self.role_updates.batches.items()]
         self.samples += [row for one in kept for row in episode_rows(step + 1, *one)]
+        credited = {id(episode) for episodes, _ in kept for episode in episodes}
+        others = episode_rows(step + 1, [episode for episode in self.beside if id(episode) not in credited], None)
+        self.samples += [{**row, "advantages": [0.0] * len(row["token_ids"])} for row in others]
 
     def finish(self, step: int, sums: Mapping[str, Sums]) -> dict[str, float]:
         count, everything = len(self.played), (*self.played, *self.greedy, *self.beside)

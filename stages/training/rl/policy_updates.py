@@ -148,7 +148,8 @@ class PolicyUpdates:
             micro = take(batch, rows, critic.output.weight.device)
             assert micro.returns is not None
             weights = micro.weights[:, None].expand(micro.mask.shape)[micro.mask]
-            per_token, values, spread = critic.loss(micro.token_ids, micro.mask, micro.returns)
+            clip = self.algorithm.rl.critic.value_clip or None
+            per_token, values, spread = critic.loss(micro.token_ids, micro.mask, micro.returns, micro.values, clip)
             share = (per_token * weights).sum() / total.tokens
             returns = micro.returns[micro.mask].double()
             sums = {"loss": share.detach(), "tokens": weights.sum(), "outside": (critic.head.outside(returns) * weights).sum()}

@@ -16,11 +16,11 @@ from stages.algorithms.algorithm import Algorithm
 from stages.algorithms.parts.reward import EpisodeRewards
 from stages.environments.protocol import Domain
 from stages.judging.episodes import candidate, gold_quality
-from stages.judging.fit_verifier import divided, fit, labelled_pairs, measured
+from stages.judging.fit_verifier import divided, fit, labelled_pairs, logged_pairs, measured
 from stages.judging.gap import GapMonitor
 from stages.judging.generative import GenerativeVerifier
 from stages.judging.verification import Verdict, contains, jaccard, last_line, verdict, zscores
-from stages.records.episode import Episode
+from stages.records.episode import Episode, read_episodes
 from stages.records.task import Task, opening
 from stages.seeding import stream
 from stages.training.rl.scoring import ReferenceTexts
@@ -54,12 +54,24 @@ class VerifiedRewards:
         verifier = GenerativeVerifier(replace(policy, model=copy.deepcopy(policy.model)), params.labels, longest)
         questions = {name: self._question(task) for name, task in self.tasks.items()}
         references = {name: self.texts.find(task) for name, task in self.tasks.items()}
-        known, held = divided(labelled_pairs(questions, references, self.seed), self.seed)
+        if params.fit_on == "rollouts":
+            pairs = logged_pairs(questions, references, self._logged(), self.seed)
+        else:
+            pairs = labelled_pairs(questions, references, self.seed)
+        known, held = divided(pairs, self.seed)
         with self.context.progress("fitting the verifier", 1, "model"):
             fit(verifier, known, params.fit_steps, params.fit_rate, self.seed)
         verifier.model.eval()
         self.held_out = measured(verifier, held)
         return verifier
+
+    def _logged(self) -> dict[str, list[tuple[str, bool]]]:
+        """Answers of the stage rollout to the tasks, and whether the environment calls them successes."""
+        found: dict[str, list[tuple[str, bool]]] = {}
+        for episode in read_episodes(self.context.data / "rollouts" / str(self.context.domain) / "episodes.parquet"):
+            if episode.task_id in self.tasks:
+                found.setdefault(episode.task_id, []).append((self._read(episode), bool(episode.success)))
+        return found
 
     @staticmethod
     def _question(task: Task) -> str:

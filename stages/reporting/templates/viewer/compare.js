@@ -66,24 +66,15 @@ viewer.views.compare = (function () {
     return null;
   }
 
-  function numbers(step) {
-    const parts = [];
-    if (!step.accepted) parts.push("refused");
-    if (step.reward) parts.push("reward " + format(step.reward, 2));
-    if (step.tokens.length && step.tokens.some(function (token) { return token.logprob; })) parts.push("log-probability " + format(step.logprob, 2) + " (" + format(step.logprob / step.tokens.length, 2) + " per token)");
-    if (step.advantage !== undefined) parts.push("advantage " + format(step.advantage, 2));
-    return parts.join(", ");
-  }
-
   function action(step, shown, vocabulary) {
     const box = element("p", "action"), what = form.elements.tint.value;
     if (!vocabulary || !step.tokens.length) { box.textContent = step.action || "(empty)"; return box; }
-    const limit = viewer.largest(shown);
+    const limit = viewer.largest(shown, what);
     box.classList.add("tokens");
     step.tokens.forEach(function (token) {
       const span = element("span", "", vocabulary[token.id]);
       viewer.tintBy(span, token, what, limit);
-      span.title = "log-probability " + format(token.logprob, 3) + (token.advantage === undefined ? "" : ", advantage " + format(token.advantage, 3));
+      span.title = "log-probability " + format(token.logprob, 3) + (token.advantage === undefined ? "" : ", advantage " + format(token.advantage, 3)) + (token.credit === undefined ? "" : ", step credit " + format(token.credit, 3));
       box.appendChild(span);
     });
     return box;
@@ -95,7 +86,7 @@ viewer.views.compare = (function () {
     if (!step) { box.classList.add("ended"); box.appendChild(element("p", "fine", place === shown.turns.length ? "ended: " + shown.entry.outcome + ", " + shown.entry.stop : "")); return box; }
     const heading = element("p", "fine");
     heading.append(viewer.link(shown.entry.source + ", turn " + (place + 1), { source: shown.entry.source, episode: shown.entry.id, turn: place + 1 }));
-    const facts = numbers(step), twin = other.turns.findIndex(function (one) { return one.state === step.state && one.action === step.action; });
+    const facts = viewer.numbers(step), twin = other.turns.findIndex(function (one) { return one.state === step.state && one.action === step.action; });
     heading.append(facts ? ", " + facts : "", twin >= 0 && twin !== place ? ", the same step as the other's turn " + (twin + 1) : "");
     box.append(heading, action(step, shown, vocabulary), element("p", "answer", step.observation));
     return box;

@@ -3,7 +3,7 @@ const viewer = (function () {
   "use strict";
   const index = JSON.parse(document.getElementById("index").textContent);
   const OWNERS = ["prompt", "policy", "environment", "external", "forced", "evidence", "guidance"];
-  const groups = {}, entries = [], byLink = {}, arrivals = {}, files = {}, renderers = {};
+  const groups = {}, entries = [], byLink = {}, arrivals = {}, files = {}, renderers = {}, values = {};
   let vocabulary = null;
 
   // Adds a group to the index; `tasks`: the names that it counts in.
@@ -63,7 +63,11 @@ const viewer = (function () {
     note.hidden = false;
   }
 
-  function load(group) { return file(group.file || group.key, function () { return arrivals[group.key]; }); }
+  // What a group's episodes say and do, once it and the learnt values of its domain's states are here.
+  function load(group) {
+    const own = file(group.file || group.key, function () { return arrivals[group.key]; }), name = (index.values || {})[group.domain];
+    return name ? file(name, function () { return null; }).then(function () { return own; }) : own;
+  }
 
   // The texts of tokens; files of running stages bring their own.
   function words() { return index.live ? Promise.resolve(vocabulary) : file("vocabulary", function () { return vocabulary; }); }
@@ -95,7 +99,34 @@ const viewer = (function () {
       turn.logprob = own.reduce(function (sum, token) { return sum + token.logprob; }, 0);
       if (advantages && own.length) turn.advantage = own.reduce(function (sum, token) { return sum + (token.advantage || 0); }, 0) / own.length;
     });
-    return { entry: entry, messages: messages, turns: turns, tokens: tokens, trained: Boolean(advantages) };
+    credit(turns, values[entry.domain] || {}, packed[5]);
+    return { entry: entry, messages: messages, turns: turns, tokens: tokens, trained: Boolean(advantages), credited: turns.some(function (turn) { return turn.credit !== undefined; }) };
+  }
+
+  // The learnt value before each turn, and its step credit: what RL gave it, or else r + V(next) - V, with 0 after the last turn.
+  function credit(turns, known, given) {
+    turns.forEach(function (turn) { turn.value = known[turn.state]; });
+    turns.forEach(function (turn, number) {
+      const next = turns[number + 1], after = next ? next.value : 0;
+      if (given) turn.credit = given[number];
+      else if (turn.value !== undefined && after !== undefined) turn.credit = turn.reward + after - turn.value;
+      turn.given = Boolean(given);
+      turn.tokens.forEach(function (token) { token.credit = turn.credit; });
+    });
+  }
+
+  function signed(value, digits) { return (value < 0 ? "−" : "+") + page.format(Math.abs(value), digits); }
+
+  // A turn's numbers in words.
+  function numbers(step) {
+    const parts = [];
+    if (!step.accepted) parts.push("refused");
+    if (step.reward) parts.push("reward " + page.format(step.reward, 2));
+    if (step.tokens.some(function (token) { return token.logprob; })) parts.push("log-probability " + signed(step.logprob, 2) + " (" + signed(step.logprob / step.tokens.length, 2) + " per token)");
+    if (step.advantage !== undefined) parts.push("advantage " + signed(step.advantage, 2));
+    if (step.value !== undefined) parts.push("learnt value " + page.format(step.value, 2));
+    if (step.credit !== undefined) parts.push("step credit " + signed(step.credit, 2));
+    return parts.join(", ");
   }
 
   // 95 % Wilson score interval of a share.
@@ -157,12 +188,12 @@ const viewer = (function () {
   return {
     index: index, groups: groups, entries: entries, domains: unique(index.groups.map(function (group) { return group.domain; })),
     take: function (group, tasks) { index.groups.push(group); take(group, tasks); }, drop: drop,
-    arrived: function (key, data) { arrivals[key] = data; },
+    arrived: function (key, data) { arrivals[key] = data; }, valued: function (domain, given) { values[domain] = given; },
     vocabulary: function (given) { vocabulary = Object.assign(vocabulary || {}, given); }, words: words,
     // An environment's own drawing: `name` of the view, `draw(episode, turn, element)` -> an element for the state after a turn.
     renderer: function (domain, given) { renderers[domain] = given; }, renderers: renderers,
     find: function (source, id) { return byLink[source + "\n" + id] || (source ? undefined : entries.find(function (entry) { return entry.id === id; })); },
-    load: load, episode: episode, wilson: wilson, share: share, percent: percent, hash: hash, option: option, refill: refill,
+    load: load, episode: episode, numbers: numbers, signed: signed, wilson: wilson, share: share, percent: percent, hash: hash, option: option, refill: refill,
     unique: unique, table: table, link: link, trouble: trouble, views: {}
   };
 })();

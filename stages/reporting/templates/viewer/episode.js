@@ -11,7 +11,7 @@ viewer.episodeView = function (article, moved) {
   content.tabIndex = 0;
   content.setAttribute("role", "region");
   content.setAttribute("aria-label", "The episode");
-  [["chat", "conversation"], ["drawn", ""], ["owner", "tokens by owner"], ["logprob", "by log-probability"], ["advantage", "by advantage"]].forEach(function (one) {
+  [["chat", "conversation"], ["drawn", ""], ["owner", "tokens by owner"], ["logprob", "by log-probability"], ["advantage", "by advantage"], ["credit", "by step credit"]].forEach(function (one) {
     const button = buttons[one[0]] = element("button", "", one[1]);
     button.type = "button";
     button.dataset.view = one[0];
@@ -60,7 +60,8 @@ viewer.episodeView = function (article, moved) {
       const step = own && shown.turns[count++];
       if (step) {
         box.dataset.turn = count;
-        heading.append(", ", link("turn " + count, count), (step.accepted ? "" : ", refused") + (step.reward ? ", reward " + format(step.reward, 2) : ""));
+        const said = viewer.numbers(step);
+        heading.append(", ", link("turn " + count, count), said ? ", " + said : "");
       }
       box.append(heading, message.text);
       content.appendChild(box);
@@ -90,10 +91,11 @@ viewer.episodeView = function (article, moved) {
     if (view === "owner") Object.keys(COLOURS).forEach(function (owner) { if (shown.tokens.some(function (token) { return token.owner === owner; })) swatch(COLOURS[owner], 40, owner); });
     if (view === "logprob") { swatch("--domain0", 8, "probability near 1"); swatch("--domain0", 31, "10 %"); swatch("--domain0", 54, "1 % or less"); }
     if (view === "advantage") { swatch("--sft", 50, "made more likely (up to +" + format(limit, 2) + ")"); swatch("--domain0", 50, "made less likely (down to −" + format(limit, 2) + ")"); }
+    if (view === "credit") { swatch("--sft", 50, "gained (up to +" + format(limit, 2) + ")"); swatch("--domain0", 50, "lost (down to −" + format(limit, 2) + ")"); key.append(shown.turns.some(function (step) { return step.given; }) ? "Credit as RL gave it." : "Credit by learnt values: reward + value after the turn − value before it."); }
   }
 
   function showTokens(vocabulary) {
-    const limit = viewer.largest(shown), box = element("div", "tokens");
+    const limit = viewer.largest(shown, view), box = element("div", "tokens");
     showKey(limit);
     shown.tokens.forEach(function (token, place) {
       const span = element("span", token.owner === "policy" ? "" : "other", vocabulary[token.id]);
@@ -115,6 +117,7 @@ viewer.episodeView = function (article, moved) {
       lines.push(token.owner + (token.turn >= 0 ? ", turn " + (token.turn + 1) : ""));
       if (token.logprob !== undefined) lines.push("log-probability " + format(token.logprob, 3) + ", probability " + format(Math.exp(token.logprob), 3));
       if (token.advantage !== undefined) lines.push("advantage " + format(token.advantage, 3));
+      if (token.credit !== undefined) lines.push("step credit " + format(token.credit, 3));
       tip.textContent = lines.join("\n");
       tip.hidden = false;
       const box = span.getBoundingClientRect(), size = tip.getBoundingClientRect();
@@ -159,7 +162,9 @@ viewer.episodeView = function (article, moved) {
     buttons.drawn.textContent = renderer ? renderer.name : "";
     buttons.advantage.disabled = !shown.trained;
     buttons.advantage.title = shown.trained ? "" : "Only episodes of RL's steps have advantages";
-    if ((view === "drawn" && !renderer) || (view === "advantage" && !shown.trained)) view = "chat";
+    buttons.credit.disabled = !shown.credited;
+    buttons.credit.title = shown.credited ? "" : "No step credit and no learnt values of these states";
+    if ((view === "drawn" && !renderer) || (view === "advantage" && !shown.trained) || (view === "credit" && !shown.credited)) view = "chat";
     Object.keys(buttons).forEach(function (name) { buttons[name].setAttribute("aria-pressed", String(name === view)); });
     showFacts();
     const now = shown;
@@ -198,15 +203,15 @@ viewer.episodeView = function (article, moved) {
   };
 };
 
-// Colours a token by its log-probability or advantage; `limit` is the episode's largest advantage.
+// Colours a token by its log-probability, advantage or step credit; `limit` is the episode's largest one.
 viewer.tint = function (span, colour, part) {
   span.style.setProperty("--tint", "var(" + colour + ")");
   span.style.setProperty("--part", part.toFixed(0) + "%");
 };
 viewer.tintBy = function (span, token, what, limit) {
   if (what === "logprob" && token.logprob !== undefined) viewer.tint(span, "--domain0", 8 + 46 * Math.min(1, -token.logprob / 4.6));
-  if (what === "advantage" && token.advantage) viewer.tint(span, token.advantage > 0 ? "--sft" : "--domain0", 10 + 40 * Math.abs(token.advantage) / limit);
+  if ((what === "advantage" || what === "credit") && token[what]) viewer.tint(span, token[what] > 0 ? "--sft" : "--domain0", 10 + 40 * Math.abs(token[what]) / limit);
 };
-viewer.largest = function (shown) {
-  return shown.tokens.reduce(function (most, token) { return Math.max(most, Math.abs(token.advantage || 0)); }, 1e-9);
+viewer.largest = function (shown, what) {
+  return shown.tokens.reduce(function (most, token) { return Math.max(most, Math.abs(token[what] || 0)); }, 1e-9);
 };

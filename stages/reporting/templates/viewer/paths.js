@@ -1,10 +1,11 @@
-// Where the episodes of a task go: states as boxes, actions as lines, weighted by visits; what either side does alone stands out.
+// Where the episodes of a task go: states as boxes, actions as lines, weighted by visits and value; what either side does alone or
+// more often stands out.
 viewer.views.paths = (function () {
   "use strict";
   const element = page.element, svg = viewer.svg, panel = document.getElementById("view-paths"), form = panel.querySelector("form");
-  const frame = panel.querySelector(".graph"), card = panel.querySelector(".node"), key = panel.querySelector(".key"), text = panel.querySelector(".outline-text div");
-  const WIDE = 176, HIGH = 74, BOX = 136, TALL = 52, EVERYONE = "everyone", SIDES = ["left", "right"];
-  let graph = null, current = null, tasks = [];
+  const frame = panel.querySelector(".graph"), card = panel.querySelector(".node"), key = panel.querySelector(".key"), text = panel.querySelector(".outline-text div"), verdict = panel.querySelector(".verdict");
+  const WIDE = 184, HIGH = 92, BOX = 146, TALL = 68, SHADE = 26, EVERYONE = "everyone", SIDES = ["left", "right"];
+  let graph = null, current = null, tasks = [], valued = false;
 
   function groups(side) {
     const domain = form.elements.domain.value, name = form.elements[side === "left" ? "a" : "b"].value;
@@ -38,7 +39,7 @@ viewer.views.paths = (function () {
   }
 
   function add(nodes, name, label) {
-    if (!nodes[name]) nodes[name] = { name: name, label: label, visits: { left: 0, right: 0 }, through: { left: [], right: [] }, out: {}, depth: Infinity, answer: "" };
+    if (!nodes[name]) nodes[name] = { name: name, label: label, visits: { left: 0, right: 0 }, through: { left: [], right: [] }, out: {}, depth: Infinity, answer: "", value: undefined };
     return nodes[name];
   }
 
@@ -52,8 +53,10 @@ viewer.views.paths = (function () {
         const from = add(nodes, step.state, place ? "" : "start"), next = shown.turns[place + 1], end = "end " + shown.entry.outcome;
         if (!place) { start = from; from.label = "start"; from.answer = viewer.said(shown, -1); }
         const to = add(nodes, next ? next.state : end, next ? "" : page.MARKS[shown.entry.outcome] + " " + shown.entry.outcome);
-        const name = step.action + "\n" + to.name, edge = from.out[name] = from.out[name] || { from: from, to: to, action: step.action, visits: { left: 0, right: 0 } };
+        const name = step.action + "\n" + to.name, edge = from.out[name] = from.out[name] || { from: from, to: to, action: step.action, visits: { left: 0, right: 0 }, credits: [] };
         edge.visits[side]++;
+        if (step.credit !== undefined) edge.credits.push(step.credit);
+        from.value = step.value;
         to.answer = to.answer || step.observation;
         [from].concat(next ? [] : [to]).forEach(function (node) {
           node.visits[side]++;
@@ -61,7 +64,8 @@ viewer.views.paths = (function () {
         });
       });
     });
-    return { nodes: nodes, start: start };
+    const given = Object.keys(nodes).map(function (name) { return nodes[name].value; }).filter(function (value) { return value !== undefined; });
+    return { nodes: nodes, start: start, least: Math.min.apply(null, given), most: Math.max.apply(null, given), valued: given.length > 0, episodes: episodes };
   }
 
   function edges(node) { return Object.keys(node.out).map(function (name) { return node.out[name]; }).sort(function (x, y) { return total(y) - total(x) || (x.action < y.action ? -1 : 1); }); }
@@ -103,13 +107,23 @@ viewer.views.paths = (function () {
 
   function sideOf(one) { return one.visits.left && one.visits.right ? "both" : one.visits.left ? "left" : "right"; }
 
-  function share(node) {
-    const all = node.through.left.concat(node.through.right);
-    return solved(all) / all.length;
+  function share(entries) { return entries.length ? solved(entries) / entries.length : null; }
+
+  function percents(node) { return SIDES.map(function (side) { const found = share(node.through[side]); return found === null ? "–" : viewer.percent(found); }); }
+
+  // Who takes it more often, from -1 (the left alone) to 1 (the right alone), by shares of each side's episodes.
+  function shift(edge) {
+    const rates = SIDES.map(function (side) { return edge.visits[side] / Math.max(1, graph.count[side]); });
+    return (rates[1] - rates[0]) / (rates[1] + rates[0]);
   }
 
+  function credit(edge) { return edge.credits.length ? viewer.signed(edge.credits.reduce(function (sum, one) { return sum + one; }, 0) / edge.credits.length, 2) : "–"; }
+
+  function value(node) { return node.value === undefined ? "–" : page.format(node.value, 2); }
+
   function line(edge) {
-    const a = edge.from, b = edge.to, width = 1 + 2.2 * Math.sqrt(total(edge)), made = { "class": "edge " + sideOf(edge), "stroke-width": width.toFixed(1) };
+    const a = edge.from, b = edge.to, width = 1 + 2.2 * Math.sqrt(total(edge)), made = { "class": "edge " + sideOf(edge), "stroke-width": width.toFixed(1) }, to = shift(edge);
+    if (sideOf(edge) === "both") made.style = "stroke: color-mix(in srgb, var(" + (to < 0 ? "--domain0" : "--sft") + ") " + Math.round(100 * Math.abs(to)) + "%, var(--base))";
     if (a === b) made.d = "M" + (a.x - 18) + " " + (a.y - TALL / 2) + "c-12 -22 48 -22 36 0";
     else if (b.depth > a.depth) made.d = "M" + (a.x + BOX / 2) + " " + a.y + "C" + (a.x + WIDE / 2) + " " + a.y + " " + (b.x - WIDE / 2) + " " + b.y + " " + (b.x - BOX / 2) + " " + b.y;
     else made.d = "M" + a.x + " " + (a.y + TALL / 2) + "C" + a.x + " " + (a.y + TALL) + " " + b.x + " " + (b.y + TALL) + " " + b.x + " " + (b.y + TALL / 2);
@@ -121,11 +135,18 @@ viewer.views.paths = (function () {
   function box(node) {
     const group = svg("g", { "class": "state " + sideOf(node), "data-state": node.name });
     group.appendChild(svg("title", {}, node.answer));
-    group.appendChild(svg("rect", { x: node.x - BOX / 2, y: node.y - TALL / 2, width: BOX, height: TALL, rx: 8, "class": "back" }));
-    group.appendChild(svg("rect", { x: node.x - BOX / 2 + 8, y: node.y + TALL / 2 - 8, width: BOX - 16, height: 4, "class": "all" }));
-    group.appendChild(svg("rect", { x: node.x - BOX / 2 + 8, y: node.y + TALL / 2 - 8, width: (BOX - 16) * share(node), height: 4, "class": "value" }));
-    const title = node.label || node.by.action, lines = [title.length > 18 ? title.slice(0, 17) + "…" : title, node.visits.left + " | " + node.visits.right + " visits"];
-    lines.forEach(function (value, number) { group.appendChild(svg("text", { x: node.x, y: node.y - 9 + 17 * number, "text-anchor": "middle", "class": number ? "inside" : "name" }, value)); });
+    const back = { x: node.x - BOX / 2, y: node.y - TALL / 2, width: BOX, height: TALL, rx: 8, "class": "back" };
+    if (node.value !== undefined) back.style = "fill: color-mix(in srgb, var(--domain1) " + Math.round(SHADE * (node.value - graph.least) / Math.max(1e-9, graph.most - graph.least)) + "%, var(--surface))";
+    group.appendChild(svg("rect", back));
+    // Success of the episodes through here, the left above the right.
+    SIDES.forEach(function (side, number) {
+      const found = share(node.through[side]), bar = { x: node.x - BOX / 2 + 8, y: node.y + TALL / 2 - 15 + 7 * number, height: 4 };
+      if (found === null) return;
+      group.appendChild(svg("rect", Object.assign({ width: BOX - 16, "class": "all" }, bar)));
+      group.appendChild(svg("rect", Object.assign({ width: (BOX - 16) * found, "class": "solved " + side }, bar)));
+    });
+    const title = node.label || node.by.action, lines = [title.length > 18 ? title.slice(0, 17) + "…" : title, node.visits.left + " | " + node.visits.right + " visits" + (node.value === undefined ? "" : ", value " + value(node))];
+    lines.forEach(function (words, number) { group.appendChild(svg("text", { x: node.x, y: node.y - 15 + 17 * number, "text-anchor": "middle", "class": number ? "inside" : "name" }, words)); });
     return group;
   }
 
@@ -138,14 +159,30 @@ viewer.views.paths = (function () {
     frame.appendChild(picture);
   }
 
-  function counts(one) { return [String(one.visits.left), String(one.visits.right)]; }
+  const HEADER = ["action", "leads to", "visits, left", "visits, right", "solved, left", "solved, right", "value there", "step credit"];
+
+  function cells(edge) {
+    const to = edge.to === edge.from ? "the same state" : edge.to.label || edge.to.answer;
+    return [edge.action || "(empty)", to, String(edge.visits.left), String(edge.visits.right)].concat(percents(edge.to), [value(edge.to), credit(edge)]);
+  }
+
+  // What changed, in a sentence for each side and one for the states.
+  function compare(built) {
+    const told = SIDES.map(function (side, number) {
+      const own = built.episodes.filter(function (one) { return one.side === side; }), turns = own.reduce(function (sum, one) { return sum + one.shown.turns.length; }, 0);
+      return form.elements[number ? "b" : "a"].value + " (" + side + ") solves " + solved(own.map(function (one) { return one.shown.entry; })) + " of " + own.length + (own.length ? " in " + (turns / own.length).toFixed(1) + " turns on average" : "");
+    });
+    const states = Object.keys(built.nodes).map(function (name) { return built.nodes[name]; }).filter(function (node) { return !/^end /.test(node.name); });
+    const number = function (side) { return states.filter(function (node) { return sideOf(node) === side; }).length; };
+    return told.join("; ") + ". " + number("both") + " states are visited by both, " + number("left") + " by the left alone, " + number("right") + " by the right alone.";
+  }
 
   function drawTable(placed) {
     const rows = placed.layers.flat().flatMap(function (node) {
-      return edges(node).map(function (edge) { return [node.label || node.by.action, edge.action, edge.to === node ? "the same state" : edge.to.label || edge.to.answer].concat(counts(edge), [viewer.percent(share(edge.to))]); });
+      return edges(node).map(function (edge) { return [node.label || node.by.action].concat(cells(edge)); });
     });
     text.textContent = "";
-    text.appendChild(viewer.table(["after", "action", "leads to", "left", "right", "solved from there"], rows, 3));
+    text.appendChild(viewer.table(["after"].concat(HEADER), rows, 3));
   }
 
   function select(node) {
@@ -158,6 +195,7 @@ viewer.views.paths = (function () {
     if (found) frame.dataset.chosen = node.name;
     card.textContent = "";
     card.append(element("h4", "", node.label || "After " + node.by.action), element("p", "answer", node.answer));
+    if (node.value !== undefined) card.append(element("p", "", "Learnt value: " + value(node)));
     SIDES.forEach(function (side) {
       const entries = node.through[side], part = element("p");
       if (!entries.length) return;
@@ -165,8 +203,8 @@ viewer.views.paths = (function () {
       entries.slice(0, 8).forEach(function (entry, number) { part.append(number ? ", " : "", viewer.link(entry.source + " " + entry.attempt + " " + page.MARKS[entry.outcome], { source: entry.source, episode: entry.id })); });
       card.append(part);
     });
-    const next = edges(node).map(function (edge) { return [edge.action || "(empty)", edge.to === node ? "the same state" : edge.to.label || edge.to.answer].concat(counts(edge), [viewer.percent(share(edge.to))]); });
-    if (next.length) card.append(viewer.table(["action", "leads to", "left", "right", "solved from there"], next, 2));
+    const next = edges(node).map(cells);
+    if (next.length) card.append(viewer.table(HEADER, next, 2));
   }
 
   function near(move) {
@@ -188,9 +226,12 @@ viewer.views.paths = (function () {
     Promise.all(wanted.map(function (one) { return viewer.load(one.entry.group).then(function (data) { return { side: one.side, shown: viewer.episode(one.entry, data) }; }); })).then(function (episodes) {
       if (form.elements.task.value !== task) return;
       const built = build(episodes);
-      frame.textContent = card.textContent = text.textContent = "";
-      graph = built.start && place(built);
+      frame.textContent = card.textContent = text.textContent = verdict.textContent = "";
+      graph = built.start && Object.assign(place(built), { least: built.least, most: built.most, count: { left: chosen.left.length, right: chosen.right.length } });
+      valued = built.valued;
+      showKey();
       if (!graph) { frame.appendChild(element("p", "note", "No episode of this task has a turn.")); return; }
+      verdict.textContent = compare(built);
       drawGraph(graph);
       drawTable(graph);
       select(built.start);
@@ -200,13 +241,13 @@ viewer.views.paths = (function () {
 
   function showKey() {
     key.textContent = "";
-    [["left", "only " + form.elements.a.value + " (left)"], ["right", "only " + form.elements.b.value + " (right)"], ["both", "both"]].forEach(function (one) {
+    [["left", "only " + form.elements.a.value + " (left)"], ["right", "only " + form.elements.b.value + " (right)"], ["both", "both, tinted towards who goes there more often"]].forEach(function (one) {
       const item = element("span"), picture = svg("svg", { width: 34, height: 10, "class": "paths" });
       picture.appendChild(svg("path", { d: "M0 5H34", "class": "edge " + one[0], "stroke-width": 4 }));
       item.append(picture, " " + one[1]);
       key.appendChild(item);
     });
-    key.append(element("span", "", "Boxes: the action that leads there, visits of left | right, and as a bar the share of episodes through it that succeed. Lines grow with visits. Arrow keys go through the graph, j and k through the tasks."));
+    key.append(element("span", "", "Boxes: the action that leads there, visits of left | right" + (valued ? ", the learnt value (the greener, the higher)" : "") + ", and as bars the share of each side's episodes through it that succeed, the left above the right. Lines grow with visits. Arrow keys go through the graph, j and k through the tasks."));
   }
 
   function sources(domain, a, b) {
@@ -219,7 +260,6 @@ viewer.views.paths = (function () {
 
   function apply(task) {
     listTasks(task);
-    showKey();
     show();
   }
 

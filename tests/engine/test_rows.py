@@ -1,0 +1,43 @@
+"""The processor's matrix products: a row's result does not depend on the number of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from architectures import make
+from torch import Tensor
+
+from stages.engine import self_check
+from stages.engine.self_check import COUNTS, rows_that_differ
+from stages.engine.slots import LEAST_ROWS
+from stages.engine.torch_engine import TorchEngine
+
+
+@pytest.fixture(autouse=True)
+def forget() -> Iterator[None]:
+    rows_that_differ.cache_clear()
+    yield
+    rows_that_differ.cache_clear()
+
+
+@pytest.mark.parametrize("shape", [(160, 160), (512, 160), (160, 512), (894, 160)])
+def test_products_do_not_depend_on_the_number_of_rows(shape: tuple[int, int]) -> None:
+    """Contract: here, and in continuous integration, the promise about resources.workers holds for the shipped model's shapes."""
+    torch.set_num_threads(1)
+    assert rows_that_differ(*shape, torch.float32) == ()
+
+
+def test_a_processor_whose_sums_depend_on_the_number_of_rows_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def other_order(rows: Tensor, weight: Tensor) -> Tensor:
+        return (rows * (1 + 1e-6 * (len(rows) > LEAST_ROWS))) @ weight.T
+
+    monkeypatch.setattr(self_check, "linear", other_order)
+    assert rows_that_differ(8, 64, torch.float32) == COUNTS
+    TorchEngine(make("llama"), [], slots=4, max_length=64)
+    error = capsys.readouterr().err
+    assert f"products of {LEAST_ROWS} rows with a" in error
+    assert "results will depend on resources.workers" in error

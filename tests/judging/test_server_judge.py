@@ -135,7 +135,7 @@ def test_failures_have_a_status_and_become_ties(tmp_path: Path, handler: Handler
     else:
         assert waits == []
     write_judgments(tmp_path / "table.parquet", [judgment_row(server, question(), judgment)])
-    assert read_judgments(tmp_path / "table.parquet")[0]["status"] == status
+    assert read_rows(tmp_path / "table.parquet")[0]["status"] == status
     match = Match("task", "p", Candidate("a", name="a"), Candidate("b", name="b"), RUBRIC)
     assert play(server, [match])[0] == [(10.0, 10.0)]
 

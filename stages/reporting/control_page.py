@@ -106,6 +106,16 @@ def spread(values: Sequence[float]) -> str:
     return number(mean) if low == high else f"{number(mean)} ({number(low)} to {number(high)})"
 
 
+def results_table(runs: Runs) -> str:
+    """CSV: method, problem, task, figure, mean over seeds, lowest, highest; to six digits."""
+    rows = [("method", "problem", "task", "figure", "mean", "lowest", "highest")]
+    for name, run in runs.items():
+        for figure, values in run["figures"].items():
+            found = (sum(values) / len(values), min(values), max(values))
+            rows.append((name, run["problem"], run["task"], figure, *(f"{value:.6g}" for value in found)))
+    return "".join(",".join(row) + "\n" for row in rows)
+
+
 def render_control_page(lane: Lane, runs: Runs, films: Mapping[str, bytes], data: Runs) -> str:
     """The page as HTML. runs: method -> its result.json; films: method -> WebP; data: data sets' summaries by folder."""
     sections = [found for found in (learning_section(lane, runs), data_section(data), exact_section(lane, runs)) if found]

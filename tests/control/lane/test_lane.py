@@ -24,7 +24,7 @@ from stages.control.lane.settings import PARAMS, Film, Lane, load_lane
 from stages.control.lane.statistics import improvement, iqm_curve, last_scores
 from stages.control.offline.settings import KINDS
 from stages.control.reach import ravl
-from stages.reporting.control_page import render_control_page
+from stages.reporting.control_page import render_control_page, results_table
 from stages.runtime.validation import ParamsError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -135,9 +135,18 @@ def test_the_page_has_curves_tables_and_films(played: tuple[Lane, dict[str, dict
     assert "http" not in re.sub(r"http://www\.w3\.org/\S+", "", pages[0])
 
 
-def test_a_film_is_an_animation() -> None:
-    pytest.importorskip("pygame")
-    made = [films.film(lambda seen: (seen[:, :1] > 0).float(), "CartPole-v1", 0, Film(frames=4, width=64)) for _ in range(2)]
+def test_results_by_hand() -> None:
+    found = results_table({"a": {"problem": "reach", "task": "", "figures": {"return": [1.0, 2.0, 6.0]}}})
+    assert found == "method,problem,task,figure,mean,lowest,highest\na,reach,,return,3,1,6\n"
+
+
+@pytest.mark.parametrize(("task", "package", "actions"), [("CartPole-v1", "pygame", 1), ("Hopper-v5", "imageio", 3)])
+def test_a_film_is_an_animation(task: str, package: str, actions: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MuJoCo's tasks are drawn without OpenGL."""
+    pytest.importorskip(package)
+    monkeypatch.setenv("MUJOCO_GL", "off")
+    settings = Film(frames=4, width=64)
+    made = [films.film(lambda seen: (seen[:, :1] > 0).float().expand(-1, actions), task, 0, settings) for _ in range(2)]
     assert made[0] == made[1]
     with Image.open(io.BytesIO(made[0])) as image:
         assert image.format == "WEBP"

@@ -434,7 +434,7 @@ def test_explain_shows_fields_defaults_and_readers() -> None:
     found = schema.explain_key(params.Params, "rl.loss", ROOT)
     assert "stages/algorithms/parts/loss.py" in found
     assert "clip_high: number > 0, ≤ 10; default 0.2" in found
-    assert "Needs loss.kind: ppo_clip, gspo or cispo." in found
+    assert "Needs loss.kind: ppo_clip, turn_clip, gspo or cispo." in found
     assert "clip_high" in schema.explain_key(params.Params, "per_domain.search.rl.loss", ROOT)
     one = schema.explain_key(params.Params, "annotate.selection.c", ROOT)
     assert "read by the stages annotate" in one

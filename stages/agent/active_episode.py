@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from stages.environments.protocol import Environment
-from stages.records.episode import Episode
+from stages.engine.engine import Turn
+from stages.environments.protocol import Environment, Step
+from stages.records.actions import action_key
+from stages.records.episode import Episode, Owner, TurnRecord
 from stages.records.task import Task
+from stages.records.thinking import ParsedTurn
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,45 @@ class ActiveEpisode:
         branch.messages = [dict(message) for message in source.messages[:messages]]
         self.turn, self.terms, self.state_key, self.snapshot = turns, dict(point.terms), point.state_key, point.snapshot
         self.branch_points, self.entropies = parent.branch_points[:turns], parent.entropies[:turns]
+
+    def record(self, turn: Turn, parsed: ParsedTurn, before: str, step: Step) -> None:
+        """Add the result of the newest turn's action, whose tokens are the episode's last ones; `before`: the state key that it
+        was taken in."""
+        episode = self.episode
+        end = len(episode.token_ids)
+        if step.evidence:
+            episode.own(end - len(turn.token_ids), Owner.EVIDENCE)
+        episode.turns.append(
+            TurnRecord(
+                action=parsed.action,
+                observation=step.observation.text,
+                accepted=step.accepted,
+                reward=step.reward,
+                cost=step.cost,
+                state_key=before,
+                action_key=action_key(parsed.action),
+                start=end - len(turn.token_ids),
+                end=end,
+                terms=step.terms,
+            )
+        )
+        episode.reward += step.reward
+        for name, value in step.terms.items():
+            self.terms[name] = self.terms.get(name, 0.0) + value
+
+    def stop_reason(self, turn: Turn, step: Step, max_turns: int | None) -> str:
+        """Why the episode ends after the newest turn, by `Episode.stop_reason`, whatever comes next; "" if it goes on."""
+        if step.done:
+            return "terminated" if step.terminated else "turn_limit"
+        if max_turns is not None and self.turn + 1 >= max_turns:
+            return "turn_limit"
+        return "length" if turn.stop_reason == "context" else ""
+
+    def end(self, reason: str) -> None:
+        """Record why the episode ended, and its reward terms."""
+        episode, truncated = self.episode, reason != "terminated"
+        episode.stop_reason, episode.truncated, episode.terminated = reason, truncated, not truncated
+        episode.reward_terms = dict(sorted(self.terms.items()))
 
 
 def turn_messages(content: str, observation: str) -> list[dict[str, str]]:

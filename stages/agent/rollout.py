@@ -21,8 +21,7 @@ from stages.agent.environment_pool import EnvironmentPool, result_of
 from stages.agent.rounds import Group, Rounds
 from stages.engine.engine import Engine, Sampling, Turn
 from stages.environments.protocol import Step, tell_logprobs
-from stages.records.actions import action_key
-from stages.records.episode import Episode, Owner, TurnRecord
+from stages.records.episode import Episode, Owner
 from stages.records.task import Task, opening
 from stages.records.thinking import ParsedTurn
 from stages.runtime import spans
@@ -180,7 +179,7 @@ class Collector:
         for play, _ in started:
             forks = self._forks.get(play.request.prompt_key)
             if not forks:
-                self._finish(play, "context", truncated=True)
+                self._finish(play, "context")
                 continue
             play.session = forks.pop(0)
             self._playing[play.session] = play
@@ -200,7 +199,7 @@ class Collector:
         """Add the policy's tokens to the episode; return it with the parsed turn, or None if there was no room for a turn."""
         play = self._playing[turn.session]
         if not turn.token_ids:
-            self._finish(play, "context", truncated=True)
+            self._finish(play, "context")
             return None
         play.episode.append(turn.token_ids, turn.owners or Owner.POLICY, play.turn, turn.logprobs, turn.kept)
         if turn.left:
@@ -211,38 +210,13 @@ class Collector:
 
     def _record_step(self, play: ActiveEpisode, turn: Turn, parsed: ParsedTurn, before: str, step: Step, snapshot: Any) -> None:
         """Add the action's result, and continue unless the episode is over."""
-        episode = play.episode
+        episode, observation = play.episode, step.observation.text
+        play.record(turn, parsed, before, step)
         end = len(episode.token_ids)
-        if step.evidence:
-            episode.own(end - len(turn.token_ids), Owner.EVIDENCE)
-        observation = step.observation.text
-        episode.turns.append(
-            TurnRecord(
-                action=parsed.action,
-                observation=observation,
-                accepted=step.accepted,
-                reward=step.reward,
-                cost=step.cost,
-                state_key=before,
-                action_key=action_key(parsed.action),
-                start=end - len(turn.token_ids),
-                end=end,
-                terms=step.terms,
-            )
-        )
-        episode.reward += step.reward
-        for name, value in step.terms.items():
-            play.terms[name] = play.terms.get(name, 0.0) + value
         episode.messages += turn_messages(parsed.message, observation)
         tokens = [*self.chat.closing_tokens(turn.token_ids), *self.chat.observation_tokens(observation)]
-        stop = ""
-        if step.done:
-            stop = "terminated" if step.terminated else "turn_limit"
-        elif self.max_turns is not None and play.turn + 1 >= self.max_turns:
-            stop = "turn_limit"
-        elif turn.stop_reason == "context":
-            stop = "length"
-        elif end + len(tokens) >= self.max_length:
+        stop = play.stop_reason(turn, step, self.max_turns)
+        if not stop and end + len(tokens) >= self.max_length:
             stop = "context"
         if stop not in ("", "terminated") and not parsed.finished and turn.stop_reason != "stop":
             stop = "thinking"
@@ -250,7 +224,7 @@ class Collector:
         if group:
             group.record(play, BranchPoint(None if stop else snapshot, play.state_key, dict(play.terms), end + len(tokens)))
         if stop:
-            self._finish(play, stop, truncated=stop != "terminated")
+            self._finish(play, stop)
             return
         episode.append(tokens, Owner.ENVIRONMENT, play.turn)
         play.turn += 1
@@ -260,19 +234,17 @@ class Collector:
         else:
             self._request_turn(play)
 
-    def _finish(self, play: ActiveEpisode, reason: str, truncated: bool) -> None:
-        episode = play.episode
-        episode.stop_reason, episode.truncated, episode.terminated = reason, truncated, not truncated
-        episode.reward_terms = dict(sorted(play.terms.items()))
+    def _finish(self, play: ActiveEpisode, reason: str) -> None:
+        play.end(reason)
         group = self._rounds.group(play.request)
         if play.session >= 0:
             del self._playing[play.session]
             if group is None:
                 self.engine.close(play.session)
         self.pool.give_back(play.environment)
-        self.done.append(episode)
+        self.done.append(play.episode)
         if self.on_episode:
-            self.on_episode(episode)
+            self.on_episode(play.episode)
         if group:
             self._arrive(group, play)
 

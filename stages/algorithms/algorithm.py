@@ -21,7 +21,7 @@ from torch import Tensor
 
 from stages.agent.branching import Plan
 from stages.agent.logprobs import Vocabulary
-from stages.algorithms.batch import LossTerms, TrajectoryBatch
+from stages.algorithms.batch import LossTerms, TrajectoryBatch, turn_means
 from stages.algorithms.card import Card, Composition
 from stages.algorithms.parts import advantage, group_resampling, horizon, whole_groups
 from stages.algorithms.parts.branching import EntropyPlan
@@ -30,9 +30,10 @@ from stages.algorithms.parts.credit import add_credit, with_turn_credit
 from stages.algorithms.parts.critic import needs_critic
 from stages.algorithms.parts.external import external_loss
 from stages.algorithms.parts.gae import gae_advantage
-from stages.algorithms.parts.loss import LOSSES, Denominators, Loss, aggregate, clipped, kl_estimate, log_ratio
+from stages.algorithms.parts.loss import LOSSES, Denominators, Loss, aggregate, clipped, kl_estimate, log_ratio, unit_log_ratio
 from stages.algorithms.parts.progress import progress_rewards
 from stages.algorithms.parts.reward import kl_penalty, shape_rewards
+from stages.algorithms.parts.team_gae import team_advantage
 from stages.algorithms.parts.turn_critic import turn_critic_advantage
 from stages.algorithms.resolve import resolve_section, role_section
 from stages.algorithms.settings import Rl
@@ -156,6 +157,8 @@ class Algorithm:
             batch = progress_rewards(batch, self.rl.credit)
         if self.rl.advantage.estimator == "own":
             batch = self._own_piece("advantage", batch)
+        elif self.rl.advantage.estimator == "team":
+            batch = team_advantage(batch, self.rl.advantage, self.rl.team)
         else:
             batch = ESTIMATORS[self.rl.advantage.estimator](batch, self.rl.advantage)
         batch = advantage.finish(batch, self.rl.advantage)
@@ -212,7 +215,8 @@ class Algorithm:
         bonus, separate = params.entropy_coef * entropy, params.entropy_aggregation == "token_mean"
         if params.entropy_coef and not separate:
             per_token = per_token - bonus
-        loss = aggregate(per_token, batch.mask, params.aggregation, total, batch.weight)
+        means = turn_means(batch) if params.aggregation == "turn_mean" else None
+        loss = aggregate(per_token, batch.mask, params.aggregation, total, batch.weight, means)
         if params.entropy_coef and separate:
             loss = loss - aggregate(bonus, batch.mask, "token_mean", total, batch.weight)
         return LossTerms(loss, _statistics(logprobs.detach(), entropy.detach(), batch, params, loss.detach()))
@@ -229,6 +233,10 @@ def _statistics(logprobs: Tensor, entropy: Tensor, batch: TrajectoryBatch, param
         "max_ratio": (ratio * mask).max(),
         "clipped": (clipped(logprobs, batch, params) & mask).sum(),
     }
+    if params.kl_stop is not None:
+        logs = unit_log_ratio(logprobs, batch, params)
+        counts = turn_means(batch) * mask if params.kind == "turn_clip" else mask.float()
+        sums |= {"drift": ((logs.exp() - 1 - logs) * counts).sum(), "drift_units": counts.sum()}
     if batch.external is not None:
         sums["external_tokens"] = batch.external.sum()
         sums["external_probability"] = (logprobs.exp() * batch.external).sum()

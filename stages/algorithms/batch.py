@@ -188,6 +188,14 @@ class Observed(Extra):
 
 
 @dataclass(frozen=True)
+class TurnWords(Extra):
+    """How long the batch's turns are as text."""
+
+    count: Tensor
+    """[B, U] float32: words of each turn's action."""
+
+
+@dataclass(frozen=True)
 class Costs(Extra):
     """Of the batch's episodes, where their tools have prices."""
 
@@ -221,8 +229,9 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def masked_whiten(values: Tensor, mask: Tensor, weight: Tensor | None = None, eps: float = 1e-8) -> Tensor:
-    """Zero mean and unit standard deviation over `mask` [B, T], rows weighted by `weight` [B]; 0 elsewhere."""
-    counts = mask if weight is None else mask * weight[:, None]
+    """Zero mean and unit standard deviation over `mask` [B, T], weighted by `weight`: [B] of rows, [B, T] of tokens; 0
+    elsewhere."""
+    counts = mask if weight is None else mask * (weight if weight.dim() == 2 else weight[:, None])
     mean = masked_mean(values, counts)
     variance = masked_mean((values - mean) ** 2, counts)
     return ((values - mean) / (variance + eps).sqrt()).where(mask, 0.0)
@@ -243,6 +252,25 @@ def next_token_values(values: Tensor, mask: Tensor, turn: Tensor | None = None) 
     if turn is not None:
         has_next &= torch.cat([turn, torch.full_like(turn[:, :1], -1)], 1).gather(1, after) == turn
     return torch.where(has_next, found, torch.zeros_like(found))
+
+
+def turn_sums(values: Tensor, turn: Tensor, count: int) -> Tensor:
+    """Sum of values [B, T] over the tokens of each turn, [B, count], from turn indices [B, T]; turn -1 is ignored."""
+    import torch
+
+    sums = values.new_zeros(values.shape[0], count)
+    return sums.scatter_add(1, turn.clamp(min=0), torch.where(turn >= 0, values, torch.zeros_like(values)))
+
+
+def turn_tokens(batch: TrajectoryBatch) -> Tensor:
+    """Masked tokens of each turn, [B, U] float32."""
+    return turn_sums(batch.mask.float(), batch.turn, batch.turn_rewards.shape[1])
+
+
+def turn_means(batch: TrajectoryBatch) -> Tensor:
+    """[B, T]: one over the masked tokens of a token's turn, 0 off the mask, so that each turn counts once."""
+    counts = turn_tokens(batch).gather(1, batch.turn.clamp(min=0))
+    return batch.mask / counts.clamp(min=1)
 
 
 def is_last_token(mask: Tensor) -> Tensor:

@@ -85,13 +85,14 @@ def _batch() -> TrajectoryBatch:
     """Groups of two episodes of one turn: a prompt token, then policy tokens. Returns differ in two of three groups."""
     import torch
 
-    from stages.algorithms.batch import ENDED, Costs, StepKeys, TrajectoryBatch, TurnTerms
+    from stages.algorithms.batch import ENDED, Costs, StepKeys, TrajectoryBatch, TurnTerms, TurnWords
     from stages.algorithms.parts.advantage import GreedyReturns
     from stages.algorithms.parts.credit import StepValues
     from stages.algorithms.parts.loss import MeanLogprobs
     from stages.algorithms.parts.progress import Progress
     from stages.algorithms.parts.reward import EpisodeRewards
     from stages.algorithms.parts.teacher import Teacher
+    from stages.algorithms.parts.team_gae import TeamMoves
     from stages.algorithms.parts.turn_critic import TurnCritic
     from stages.records.task import JUDGMENT_TERMS
 
@@ -135,8 +136,10 @@ def _batch() -> TrajectoryBatch:
         StepKeys(torch.cat([own, torch.full_like(own, ENDED)], 1), own, own, tuple(f"state {row}" for row in range(count))),
         StepValues(_random(count, 2)),
         Teacher(-_random(count, width) * mask, mask),
+        TeamMoves(torch.arange(count), torch.zeros(count, dtype=torch.int64), torch.zeros(count, 1, dtype=torch.int64)),
         TurnTerms(JUDGMENT_TERMS, judgments[:, None]),
         TurnCritic(_random(count, 1, 2), _random(count, 2, 1).mT),
+        TurnWords(torch.ones(count, 1)),
     )
 
 

@@ -31,6 +31,7 @@ from stages.algorithms.parts.reward import Reward
 from stages.algorithms.parts.selection import Selection
 from stages.algorithms.parts.sparse import Sparse
 from stages.algorithms.parts.tasks import Tasks
+from stages.algorithms.parts.team import Team
 from stages.algorithms.parts.verifier import Verifier
 from stages.engine.settings import SamplingParams
 from stages.runtime.validation import Count, NonNegative, Positive, Section, Share
@@ -109,6 +110,7 @@ class Rl(Layered):
     curriculum: Curriculum = Curriculum()
     selection: Selection = Selection()
     tasks: Tasks = Tasks()
+    team: Team = Team()
     roles: dict[str, dict[str, Any]] = {}
     """Role -> keys of this section with other values for the episodes of that role, such as
     {proposer: {advantage: {mean: none}}}; which roles there are depends on tasks.source. The method chooses for each role what is

@@ -1,6 +1,7 @@
 """`python -m stages.curation raw DOMAIN --count N --seed S` writes raw records of a domain to standard output, one JSON object a
 line. `games` instead of `raw` plays the training tasks that curate draws from data/raw/DOMAIN.jsonl and writes the games;
-`self_play` writes conversations of scripted proposers and readers about them, for `curate.imports` (docs/environments.md)."""
+`self_play` writes conversations of scripted proposers and readers about them, for `curate.imports` (docs/environments.md), and
+`team` those of the members of `rl.team` (docs/teams.md)."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ from stages.environments.registry import load_domain
 from stages.params import Params, load_params
 from stages.records.task import Task
 from stages.runtime.command import command
+from stages.runtime.validation import ParamsError
 
 
 def configured_domain(name: str, params: Params) -> Domain:
@@ -53,10 +55,24 @@ def self_play_lines(domain: Domain, curate: Curate, count: int, seed: int) -> It
             yield record_line(record)
 
 
+def team_lines(domain: Domain, params: Params, count: int, seed: int) -> Iterator[str]:
+    """Raises ParamsError where the domain's method has no team."""
+    from stages.algorithms.resolve import resolve_section
+    from stages.curation.team import conversations as of_members
+
+    _, rl = resolve_section(params.section("rl", domain.name), params.model.max_length)
+    if not rl.team.members:
+        raise ParamsError(f"rl.algorithm {rl.algorithm} of {domain.name} has no team: set it to marft, or list rl.team.members")
+    with TemporaryDirectory() as folder:
+        tasks = built_tasks(domain, params.section("curate", domain.name), Path(folder))
+        for record in of_members(domain, Path(folder), tasks, rl.team.members, count, seed):
+            yield record_line(record)
+
+
 @command
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m stages.curation", description=__doc__)
-    parser.add_argument("kind", choices=("raw", "games", "self_play"))
+    parser.add_argument("kind", choices=("raw", "games", "self_play", "team"))
     parser.add_argument("domain")
     parser.add_argument("--count", type=int, required=True, help="records or games to make")
     parser.add_argument("--seed", type=int, default=0, help="of the records or games (default: %(default)s)")
@@ -68,6 +84,8 @@ def main() -> int:
         domain = configured_domain(options.domain, params)
         if options.kind == "raw":
             lines = raw_lines(domain, options.count, options.seed)
+        elif options.kind == "team":
+            lines = team_lines(domain, params, options.count, options.seed)
         else:
             make = game_lines if options.kind == "games" else self_play_lines
             lines = make(domain, params.section("curate", domain.name), options.count, options.seed)

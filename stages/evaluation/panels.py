@@ -18,6 +18,7 @@ import pyarrow as pa
 from stages.agent.instructions import QUESTION, instructed
 from stages.agent.player import Player, open_player
 from stages.agent.scaffold import Scaffold
+from stages.agent.team import read_team
 from stages.curation.panel import Panel, make_panel, read_panel
 from stages.engine.engine import Engine, EngineSettings, Sampling
 from stages.environments.protocol import Domain, Environment
@@ -55,7 +56,8 @@ EVALUATION_SCHEMA = pa.schema(
         ("solution", pa.string()),
     ]
 )
-"""One row per (model, task, attempt). `tokens`: sampled by the policy; `accepted`: share of actions the environment understood;
+"""One row per (model, task, attempt). `tokens`: sampled by the policy, or by all
+members of a team; `accepted`: share of actions the environment understood;
 `answer`: that of the attempt's last action, in domains with answers; `solution`: equal for attempts that solved the task in the
 same way (see `solution_of`), null for a failure."""
 
@@ -307,6 +309,7 @@ def play(job: Job, settings: Settings) -> Outcome:
     """Play one job. Deterministic: rows sorted by task and attempt, the same whoever plays what else."""
     from stages.agent.environment_pool import EnvironmentPool
     from stages.agent.rollout import Labels, attempts, collect
+    from stages.evaluation.team_episodes import play_team
 
     player, engine_settings, scaffold = _player(job.folder, settings.engine), settings.engine, settings.scaffold
     domain = load_domain(job.domain, job.environment)
@@ -314,13 +317,16 @@ def play(job: Job, settings: Settings) -> Outcome:
     tasks = [scaffold.brief(instructed(task, job.instruction)) for task in job.tasks]
     requests = attempts(tasks, job.attempts * job.draws)
     with EnvironmentPool(partial(_make, scaffold, domain, job.worlds), settings.environment_processes) as pool:
-        episodes = collect(
-            *(engine_of(job, player, settings, domain), player.chat, pool, requests, settings.sampling, labels),
-            max_length=engine_settings.max_length,
-            max_turns=scaffold.max_turns,
-            # All draws of an episode decode at once.
-            width=max(1, engine_settings.slots // (job.best_of.n if job.best_of and job.best_of.by != "reward" else 1)),
-        )
+        engine = engine_of(job, player, settings, domain)
+        # All draws of an episode decode at once.
+        width = max(1, engine_settings.slots // (job.best_of.n if job.best_of and job.best_of.by != "reward" else 1))
+        limits: dict[str, Any] = {"max_length": engine_settings.max_length, "max_turns": scaffold.max_turns, "width": width}
+        said: Mapping[str, int] = {}
+        if (team := read_team(job.folder, job.domain)) is None:
+            episodes = collect(engine, player.chat, pool, requests, settings.sampling, labels, **limits)
+        else:
+            parts = (player, engine, pool, requests, settings.sampling, labels, engine_settings)
+            episodes, said = play_team(job.folder, team, *parts, **limits)
     attempt_of = {request.episode_id: request for request in requests}
     if job.draws > 1:
         episodes = best_episodes(job, episodes, {name: request.attempt for name, request in attempt_of.items()}, engine_settings)
@@ -330,7 +336,8 @@ def play(job: Job, settings: Settings) -> Outcome:
         request = attempt_of[episode.episode_id]
         attempt = request.attempt % job.attempts
         played.append({"attempt": attempt, **episode_row(episode)})
-        rows.append(row_of(episode, request.task, attempt, job.panel, domain, scaffold))
+        row = row_of(episode, request.task, attempt, job.panel, domain, scaffold)
+        rows.append({**row, "tokens": row["tokens"] + said.get(episode.episode_id, 0)})
         if kept[episode.success] < SAMPLES:
             kept[episode.success] += 1
             samples.append(episode_row(episode))

@@ -35,6 +35,7 @@ def plan_jobs(
 ) -> dict[str, list[Job]]:
     """Model name -> jobs, one list for models with the same weights, selector and instruction, which are played once."""
     from stages.agent.policy import check_folder, policy_hash
+    from stages.evaluation.team_episodes import team_hash
 
     evaluate = context.params.evaluate
     jobs: dict[str, list[Job]] = {}
@@ -47,6 +48,7 @@ def plan_jobs(
         if variant in ENVIRONMENTS:
             digest = hashlib.sha256(f"{digest}+{variant}".encode()).hexdigest()[:16]
         own = {domain: text for domain in domains[name] if (text := read_instruction(folder, domain)) != QUESTION}
+        digest = team_hash(digest, folder, domains[name])
         for text in own.values():
             digest = hashlib.sha256(f"{digest}+{text}".encode()).hexdigest()[:16]
         same = first.setdefault(digest, name)

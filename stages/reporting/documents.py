@@ -68,7 +68,7 @@ def family(method: Composition) -> str:
         return FAMILIES[3]
     if method.data in ("offline_replay", "offline", "paths", "attempts"):
         return FAMILIES[4]
-    if method.parts.get("advantage.estimator") in ("gae", "utterance"):
+    if method.parts.get("advantage.estimator") in ("gae", "team", "utterance"):
         return FAMILIES[1]
     if {"credit.kind", "branching.kind"} & set(method.parts):
         return FAMILIES[2]

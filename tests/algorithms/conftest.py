@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from stages.algorithms.batch import ENDED, Costs, StepKeys, TrajectoryBatch, TurnTerms
+from stages.algorithms.batch import ENDED, Costs, StepKeys, TrajectoryBatch, TurnTerms, TurnWords
+from stages.algorithms.parts.team_gae import TeamMoves
 from stages.records.task import JUDGMENT_TERMS
 
 MakeBatch = Callable[..., TrajectoryBatch]
@@ -66,6 +67,8 @@ def build(
         Costs(torch.arange(count) * 10.0),
         distinct_keys([len(span) for span in spans], most),
         TurnTerms((), torch.zeros(count, most, 0)),
+        TurnWords(torch.ones(count, most)),
+        TeamMoves(torch.arange(count), torch.zeros(count, dtype=torch.int64), torch.tensor([list(range(most)) for _ in spans])),
     )
 
 

@@ -104,7 +104,7 @@ REJECTED: list[tuple[dict[str, Any], str]] = [
     ({"algorithm": "archer", "critic": {"coef": 0.5}}, "a critic of tokens"),
     ({"algorithm": "archer", "critic": {"warmup_steps": 20}}, "leaves none of rl.steps"),
     ({"algorithm": "archer", "advantage": {"mean": "group"}}, "estimator: group"),
-    ({"algorithm": "archer", "advantage": {"level": "turn"}}, "group or gae"),
+    ({"algorithm": "archer", "advantage": {"level": "turn"}}, "group, gae or team"),
     ({"algorithm": "archer", "advantage": {"lam": 0.9}}, "estimator: gae"),
     ({"algorithm": "archer", "replay": {"expectile": 0.9}}, "value_target: expectile"),
     ({"algorithm": "archer_offline", "replay": {"samples": 2}}, "value_target: policy"),

@@ -23,6 +23,7 @@ from stages.algorithms.parts.teacher import Teacher
 from stages.algorithms.parts.turn_critic import TurnCritic
 from stages.algorithms.registry import cards, composition, names
 from stages.algorithms.settings import Rl
+from stages.records.sections import params_hash
 from stages.runtime.validation import ParamsError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -102,7 +103,7 @@ def test_inapplicable_key_error_names_its_condition() -> None:
     """Contract: the messages come from the conditions declared at the keys, and these name real keys."""
     expected = {
         "reward.overlong_max": "it needs a reward.overlong_penalty above 0",
-        "loss.clip_low": "it needs loss.kind: ppo_clip, gspo or cispo",
+        "loss.clip_low": "it needs loss.kind: ppo_clip, turn_clip, gspo or cispo",
         "external.mix": "it needs an external.per_group above 0 ",
         "replay.samples": "it needs advantage.estimator: utterance ",
     }
@@ -217,7 +218,7 @@ def test_grpo_with_explicit_parts_equals_lite_ppo() -> None:
         ({"selection": {"easy_min": 0.9}}, r"rl\.selection\.easy_min .* needs selection\.kind: model_aware"),
         ({"algorithm": "remax", "critic": {"coef": 0.5}}, "a method with a critic"),
         ({"algorithm": "gpg", "advantage": {"mean": "group"}}, "estimator: group"),
-        ({"algorithm": "gpg", "advantage": {"level": "turn"}}, "group or gae"),
+        ({"algorithm": "gpg", "advantage": {"level": "turn"}}, "group, gae or team"),
         ({"algorithm": "gpg", "settings": {"most": -1}}, r"'rl\.settings\.most' Input should be greater than 0"),
         ({"algorithm": "grpo", "advantage": {"estimator": "own"}}, "no advantage of its own"),
         ({"algorithm": "dpo", "preference": {"loss": "own"}}, "no preference of its own"),
@@ -325,3 +326,9 @@ def test_cards_are_sorted_and_params_check_imports_no_torch() -> None:
     assert [card.slug for card in cards()] == names()
     code = "import stages.params as p, sys; p.load_params(); raise SystemExit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_added_keys_change_no_hash() -> None:
+    """Contract: episodes of the default run have the hash of their settings, so a key that is added, with its default, must not
+    change it (stages/records/sections.py: ADDED, ADDED_PARTS)."""
+    assert params_hash(resolve(Rl(), 640).rl) == "fec48c38a66abe57"

@@ -45,7 +45,9 @@ def train():
         import torch
         torch.distributed.barrier()
     sys.argv = ["rl", "--domain", "toy"]
-    for folder in (".", "pairs"):
+    for folder in (".", "pairs", "../agents"):
+        if not os.path.isdir(folder):
+            continue
         os.chdir(folder)
         code = code or stage_run("rl", rl.run, params, open_tracker, per_domain=True, launched=True)
     return code
@@ -87,6 +89,10 @@ PAIRS = {
     "resources": RESOURCES,
     # Before each update KTO scores other pairs with policy and reference.
     "rl": {"algorithm": "kto", "steps": 4, "warmup_steps": 0, "checkpoint_every": 2, "preference": {"pairs_per_step": 5}},
+}
+AGENTS = {
+    "resources": RESOURCES,
+    "rl": {"algorithm": "marft", "steps": 2, "tasks_per_step": 3, "group_size": 2, "sampling": {"max_tokens": 4}},
 }
 
 
@@ -135,8 +141,12 @@ class Training:
 
 @pytest.fixture(scope="module")
 def teams(training: Training) -> dict[int, Path]:
-    """The folders trained by 1, 2 and 3 workers."""
-    roots = {count: training.prepare(f"team{count}", resources={**RESOURCES, "workers": count}) for count in (1, 2, 3)}
+    """The folders trained by 1, 2 and 3 workers, each with rl of a team of agents in its subfolder `agents`."""
+    roots = {}
+    for count in (1, 2, 3):
+        resources = {**RESOURCES, "workers": count}
+        roots[count] = training.prepare(f"team{count}", resources=resources)
+        training.make_context("rl", f"team{count}/agents", **{**AGENTS, "resources": resources})
     code, printed = training.run(training.folder, folders=list(roots.values()))
     assert code == 0, printed
     return roots
@@ -147,10 +157,13 @@ FOLDERS = ("data/models", "data/rl", "reports", "pairs/data/models/rl", "pairs/r
 
 @pytest.mark.timeout(900)
 def test_trained_bytes_are_independent_of_the_number_of_workers(teams: dict[int, Path]) -> None:
-    """Contract: with 1, 2 and 3 workers, sft, rl with policy and critic, and rl from preference pairs write the same bytes."""
+    """Contract: with 1, 2 and 3 workers, sft, rl with policy and critic, rl from preference pairs and rl of a team of
+    agents write the same bytes."""
     one = teams[1]
-    files = sorted(path.relative_to(one) for folder in FOLDERS for path in (one / folder).rglob("*") if path.is_file())
-    assert {Path("data/models/rl/toy/model.safetensors"), Path("reports/sft/history.csv")} <= set(files)
+    folders = (*FOLDERS, "agents/data/models/rl", "agents/data/rl", "agents/reports")
+    files = sorted(path.relative_to(one) for folder in folders for path in (one / folder).rglob("*") if path.is_file())
+    planner = Path("agents/data/models/rl/toy/agents/planner/model.safetensors")
+    assert {Path("data/models/rl/toy/model.safetensors"), Path("reports/sft/history.csv"), planner} <= set(files)
     for count in (2, 3):
         for file in files:
             assert (teams[count] / file).read_bytes() == (one / file).read_bytes(), f"{count} workers: {file}"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from stages.algorithms.batch import Extra, masked_whiten
+from stages.algorithms.batch import Extra, masked_whiten, turn_means, turn_sums
 from stages.algorithms.parts.part import AppliesIf, AppliesTo, Part
 from stages.runtime.validation import ParamsError, Positive, Share
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 
 DISCOUNTED = AppliesIf(
-    lambda rl: rl.advantage.estimator in ("gae", "utterance") or rl.advantage.level in ("turn", "token"),
-    "advantage.estimator: gae or utterance, or level: turn or token",
+    lambda rl: rl.advantage.estimator in ("gae", "team", "utterance") or rl.advantage.level in ("turn", "token"),
+    "advantage.estimator: gae, team or utterance, or level: turn or token",
 )
-LEVELS = {"group": "trajectory", "gae": "token"}
+LEVELS = {"group": "trajectory", "gae": "token", "team": "turn"}
 """Default advantage.level by estimator; the others have none."""
 
 
@@ -41,11 +41,12 @@ class Advantage(Part):
 
     switch = "estimator"
 
-    estimator: Literal["group", "gae", "utterance", "own"] = "group"
+    estimator: Literal["group", "gae", "utterance", "team", "own"] = "group"
     """group: compares the episodes of a group or batch; gae: a critic of tokens or turns; utterance: min Q - min V of a turn
-    under a critic that learns off-policy from replayed episodes, see `replay`."""
-    level: Annotated[Literal["trajectory", "turn", "token"] | None, AppliesTo("estimator", "group", "gae")] = None
-    """Unit of credit: group has all three, gae turns and tokens."""
+    under a critic that learns off-policy from replayed episodes, see `replay`; team: gae along the texts of a team's play, see
+    `team`."""
+    level: Annotated[Literal["trajectory", "turn", "token"] | None, AppliesTo("estimator", "group", "gae", "team")] = None
+    """Unit of credit: group has all three, gae and team turns and tokens."""
     mean: Annotated[
         Literal["none", "group", "batch", "leave_one_out", "greedy", "length_weighted"], AppliesTo("estimator", "group")
     ] = "none"
@@ -56,10 +57,10 @@ class Advantage(Part):
     """Delta degrees of freedom of the standard deviation: 1 divides by n - 1, 0 by n."""
     gamma: Annotated[Share, DISCOUNTED] = 1.0
     """Discount per turn or token, by `level`."""
-    lam: Annotated[Share, AppliesTo("estimator", "gae")] = 1.0
+    lam: Annotated[Share, AppliesTo("estimator", "gae", "team")] = 1.0
     """Lambda of generalised advantage estimation."""
     whiten: bool = False
-    """Zero mean, unit standard deviation over the batch's policy tokens."""
+    """Zero mean, unit standard deviation over the batch's policy tokens; estimator team at level turn: over its turns."""
     clip: Positive | None = None
     """Advantages are clipped to [-clip, clip], after everything else."""
     token_baseline: Annotated[bool, AppliesTo("estimator", "utterance")] = False
@@ -68,6 +69,10 @@ class Advantage(Part):
     @property
     def unshardable(self) -> str | None:
         """Why FSDP can't train with this estimator, and the remedy; None if it can."""
+        if self.estimator == "team":
+            return (
+                "rl.advantage.estimator: team has weights of each agent, which FSDP can't shard: use profiles/accelerate/ddp.yaml"
+            )
         if self.estimator != "utterance":
             return None
         return (
@@ -82,7 +87,7 @@ class Advantage(Part):
 
     def check(self, rl: Rl, method: Composition) -> None:
         mean, std, level = self.mean, self.std, self.level
-        if self.estimator == "gae":
+        if self.estimator in ("gae", "team"):
             self._check_gae()
         if self.estimator == "group" and rl.group_size < 2:
             if mean in ("group", "leave_one_out", "length_weighted") or std == "group":
@@ -111,12 +116,13 @@ class Advantage(Part):
     def _check_gae(self) -> None:
         if self.mean != "none" or self.std != "none":
             raise ParamsError(
-                f"rl.advantage.mean {self.mean} and std {self.std} apply to estimator: group; with gae the critic is the "
-                f"baseline: set both to none, or estimator to group"
+                f"rl.advantage.mean {self.mean} and std {self.std} apply to estimator: group; with {self.estimator} the critic "
+                f"is the baseline: set both to none, or estimator to group"
             )
         if self.level == "trajectory":
             raise ParamsError(
-                "rl.advantage.level: trajectory applies to estimator: group; gae credits turns or tokens: set it to turn or token"
+                f"rl.advantage.level: trajectory applies to estimator: group; {self.estimator} credits turns or tokens: set it "
+                f"to turn or token"
             )
 
 
@@ -231,14 +237,6 @@ def episode_returns(batch: TrajectoryBatch) -> Tensor:
     return returns if batch.token_rewards is None else returns + (batch.token_rewards * batch.mask).sum(1).double()
 
 
-def turn_sums(values: Tensor, turn: Tensor, count: int) -> Tensor:
-    """Sum of values [B, T] over the tokens of each turn, [B, count], from turn indices [B, T]; turn -1 is ignored."""
-    import torch
-
-    sums = torch.zeros(values.shape[0], count, dtype=values.dtype)
-    return sums.scatter_add_(1, turn.clamp(min=0), torch.where(turn >= 0, values, torch.zeros_like(values)))
-
-
 def _token_togo(batch: TrajectoryBatch) -> Tensor:
     """Sum of the token rewards from each policy token on, [B, T] float64, 0 off the mask."""
     import torch
@@ -277,7 +275,9 @@ def finish(batch: TrajectoryBatch, params: Advantage) -> TrajectoryBatch:
     """The batch with its advantages whitened (`whiten`), multiplied by its `smoothing`, and clipped (`clip`), in this order."""
     advantages = batch.advantages
     assert advantages is not None
-    if params.whiten:
+    if params.whiten and params.estimator == "team" and params.level == "turn":
+        advantages = masked_whiten(advantages, batch.mask, turn_means(batch))
+    elif params.whiten:
         advantages = masked_whiten(advantages, batch.mask, batch.weight)
     if (smoothing := batch.get(Smoothing)) is not None:
         advantages = advantages * smoothing.factor[:, None]

@@ -10,7 +10,7 @@ from pydantic import Field
 from stages.algorithms.parts.part import AppliesIf, AppliesTo, Part
 from stages.algorithms.parts.reward import largest_reward
 from stages.algorithms.parts.step_values import not_a_return
-from stages.runtime.validation import NonNegative, ParamsError, Positive
+from stages.runtime.validation import Count, NonNegative, ParamsError, Positive
 from stages.values.settings import HeadParams, ReturnDistribution
 from stages.values.supports import check_support
 
@@ -21,25 +21,26 @@ if TYPE_CHECKING:
 
 def learns_values(rl: Rl) -> bool:
     """Whether a resolved section uses a critic, of tokens or of turns."""
-    return rl.advantage.estimator in ("gae", "utterance")
+    return rl.advantage.estimator in ("gae", "team", "utterance")
 
 
 def needs_critic(rl: Rl) -> bool:
     """Whether a resolved section uses a critic of tokens, which is trained on the policy's batches."""
-    return rl.advantage.estimator == "gae" or (rl.advantage.estimator == "utterance" and rl.advantage.token_baseline)
+    return rl.advantage.estimator in ("gae", "team") or (rl.advantage.estimator == "utterance" and rl.advantage.token_baseline)
 
 
-WITH_CRITIC = AppliesIf(learns_values, "a method with a critic (advantage.estimator: gae or utterance)")
-WITH_TOKEN_CRITIC = AppliesIf(needs_critic, "a method with a critic of tokens (advantage.estimator: gae)")
+WITH_CRITIC = AppliesIf(learns_values, "a method with a critic (advantage.estimator: gae, team or utterance)")
+WITH_TOKEN_CRITIC = AppliesIf(needs_critic, "a method with a critic of tokens (advantage.estimator: gae or team)")
+SQUARED = AppliesIf(lambda rl: rl.critic.distribution is None and rl.critic.head.loss == "mse", "critic.head.loss: mse")
 
 
 class Critic(Part):
-    """The critic of advantage.estimator gae or utterance."""
+    """The critic of advantage.estimator gae, team or utterance."""
 
     learning_rate: Annotated[Positive, WITH_CRITIC] = 0.001
     """Learning rate of AdamW."""
     coef: Annotated[NonNegative, WITH_TOKEN_CRITIC] = 0.5
-    """gae: weight of the critic's loss."""
+    """gae, team: weight of the critic's loss."""
     warmup_steps: Annotated[int, Field(ge=0), WITH_CRITIC] = 2
     """Number of first steps in which only the critic is trained."""
     head: Annotated[HeadParams, WITH_CRITIC, AppliesTo("distribution", None)] = HeadParams()
@@ -49,9 +50,15 @@ class Critic(Part):
     init: Annotated[Literal["policy", "value_model", "judge_model"], WITH_CRITIC] = "policy"
     """Initial weights: the policy's backbone with an untrained head; annotate's step-value model, head included; or its reward
     model (judge.kind local), whose scalar, times judge.scale, is the first value."""
+    trunk: Annotated[Literal["own", "frozen"], WITH_TOKEN_CRITIC] = "own"
+    """gae, team: own: the backbone is trained; frozen: it stays the start policy's, which costs no memory."""
+    hidden: Annotated[list[Count], WITH_TOKEN_CRITIC] = []
+    """gae, team: widths of hidden layers (ReLU, without bias) between the backbone and the output."""
+    huber_delta: Annotated[Positive | None, WITH_TOKEN_CRITIC, SQUARED] = None
+    """gae, team: the loss is e^2 / 2 for errors up to this, linear beyond it on both sides; null: e^2."""
     value_clip: Annotated[NonNegative, WITH_TOKEN_CRITIC] = 0.0
-    """gae, squared error: the loss is the larger one of the value and of the value kept within this distance of that before the
-    update, max((v - R)^2, (clip(v, v_old +- value_clip) - R)^2). 0: not clipped."""
+    """gae, team, squared error (or huber_delta): the loss is the larger one of the value and of the value kept within this
+    distance of that before the update, max((v - R)^2, (clip(v, v_old +- value_clip) - R)^2). 0: not clipped."""
 
     def check(self, rl: Rl, method: Composition) -> None:
         if not learns_values(rl):
@@ -65,6 +72,11 @@ class Critic(Part):
             raise ParamsError(
                 "rl.critic.init: value_model initialises the critic with the environment's expected reward-to-go, but rl.reward "
                 "or rl.credit replaces these rewards; set init to policy, or rl.reward and rl.credit to the environment's"
+            )
+        if self.init != "policy" and (self.trunk == "frozen" or self.hidden):
+            raise ParamsError(
+                f"rl.critic.init: {self.init} starts from a model with a backbone and an output layer of its own: set init to "
+                f"policy, or trunk to own and hidden to []"
             )
         if self.value_clip and (self.head.loss != "mse" or self.distribution is not None):
             raise ParamsError(

@@ -63,10 +63,10 @@ class External(Part):
                 f"rl.external.per_group is {count} and rl.group_size {rl.group_size}, which leaves no episode for the policy; "
                 f"lower per_group, or raise group_size"
             )
-        if count and rl.advantage.estimator == "gae":
+        if count and rl.advantage.estimator in ("gae", "team"):
             raise ParamsError(
-                "rl.external.per_group is above 0 with rl.advantage.estimator: gae, so the critic would be trained on another "
-                "policy's returns; set per_group to 0, or estimator to group"
+                f"rl.external.per_group is above 0 with rl.advantage.estimator: {rl.advantage.estimator}, so the critic would be "
+                "trained on another policy's returns; set per_group to 0, or estimator to group"
             )
 
 

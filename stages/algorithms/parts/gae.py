@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stages.algorithms.batch import TrajectoryBatch
-from stages.algorithms.parts.advantage import Advantage, turn_sums
+from stages.algorithms.batch import TrajectoryBatch, turn_sums
+from stages.algorithms.parts.advantage import Advantage
 
 
 def compact(mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -21,7 +21,7 @@ def compact(mask: Tensor) -> tuple[Tensor, Tensor]:
     return order[:, :width], torch.arange(width)[None, :] < counts[:, None]
 
 
-def _check_rewards(batch: TrajectoryBatch) -> None:
+def check_rewards(batch: TrajectoryBatch) -> None:
     """Raise ValueError for a reward that no policy token could receive: it would be lost."""
     has_tokens = torch.zeros(batch.turn_rewards.shape, dtype=torch.bool)
     rows, columns = batch.mask.nonzero(as_tuple=True)
@@ -38,7 +38,7 @@ def _check_rewards(batch: TrajectoryBatch) -> None:
 def token_rewards(batch: TrajectoryBatch, index: Tensor, valid: Tensor) -> Tensor:
     """Rewards on compacted policy tokens [B, P]: a turn's reward on the turn's last policy token, token rewards where they are.
     Raises ValueError for a reward that would be lost."""
-    _check_rewards(batch)
+    check_rewards(batch)
     turn = batch.turn.gather(1, index).clamp(min=0)
     last = valid.clone()
     last[:, :-1] &= ~valid[:, 1:] | (turn[:, :-1] != turn[:, 1:])
@@ -48,8 +48,9 @@ def token_rewards(batch: TrajectoryBatch, index: Tensor, valid: Tensor) -> Tenso
     return rewards
 
 
-def gae(rewards: Tensor, values: Tensor, valid: Tensor, gamma: float, lam: float) -> Tensor:
-    """Generalised advantages [B, P] of rewards and values [B, P] on consecutive actions; 0 where not `valid`.
+def gae(rewards: Tensor, values: Tensor, valid: Tensor, gamma: float | Tensor, lam: float) -> Tensor:
+    """Generalised advantages [B, P] of rewards and values [B, P] on consecutive actions; 0 where not `valid`. gamma: of all, or
+    [B, P], of each action's next state.
 
     d_t = r_t + gamma V_{t+1} - V_t;  A_t = d_t + gamma lam A_{t+1}.  V after the last action is 0, also where the turn limit cut
     the episode: the limit is part of the task, and no reward comes after it.
@@ -58,8 +59,9 @@ def gae(rewards: Tensor, values: Tensor, valid: Tensor, gamma: float, lam: float
     next_value = torch.zeros(rewards.shape[0])
     next_advantage = torch.zeros(rewards.shape[0])
     for t in range(rewards.shape[1] - 1, -1, -1):
-        delta = rewards[:, t] + gamma * next_value - values[:, t]
-        next_advantage = torch.where(valid[:, t], delta + gamma * lam * next_advantage, torch.zeros(()))
+        discount = gamma[:, t] if isinstance(gamma, Tensor) else gamma
+        delta = rewards[:, t] + discount * next_value - values[:, t]
+        next_advantage = torch.where(valid[:, t], delta + discount * lam * next_advantage, torch.zeros(()))
         next_value = torch.where(valid[:, t], values[:, t], torch.zeros(()))
         advantages[:, t] = next_advantage
     return advantages
@@ -67,7 +69,7 @@ def gae(rewards: Tensor, values: Tensor, valid: Tensor, gamma: float, lam: float
 
 def _turn_gae(batch: TrajectoryBatch, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
     """Advantages and values of turns, each [B, U], 0 for turns without policy tokens."""
-    _check_rewards(batch)
+    check_rewards(batch)
     assert batch.values is not None
     values = torch.zeros(batch.turn_rewards.shape)
     rewards = batch.turn_rewards

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from stages.algorithms.batch import Extra
-from stages.algorithms.parts.part import AppliesAboveZero, AppliesTo, Part
-from stages.runtime.validation import Count, NonNegative, ParamsError
+from stages.algorithms.batch import Extra, TurnWords, turn_sums, turn_tokens
+from stages.algorithms.parts.part import AppliesAboveZero, AppliesIf, AppliesTo, Part
+from stages.runtime.validation import Count, NonNegative, ParamsError, Positive
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,20 +23,31 @@ if TYPE_CHECKING:
     from stages.algorithms.settings import Rl
 
 
+COMPARED = AppliesIf(
+    lambda rl: rl.loss.kind not in ("policy_gradient", "own"), "loss.kind: importance, ppo_clip, turn_clip, gspo or cispo"
+)
+
+
 class Loss(Part):
     """The policy loss."""
 
-    kind: Literal["policy_gradient", "importance", "ppo_clip", "gspo", "cispo", "own"] = "policy_gradient"
-    """policy_gradient: REINFORCE; importance: with unclipped importance ratios; ppo_clip: PPO; gspo: PPO with one ratio per
-    episode; cispo: clipped ratios as weights of REINFORCE."""
-    clip_low: Annotated[float, Field(gt=0.0, le=1.0), AppliesTo("kind", "ppo_clip", "gspo", "cispo")] = 0.2
+    kind: Literal["policy_gradient", "importance", "ppo_clip", "turn_clip", "gspo", "cispo", "own"] = "policy_gradient"
+    """policy_gradient: REINFORCE; importance: with unclipped importance ratios; ppo_clip: PPO; turn_clip: PPO with one ratio per
+    turn; gspo: PPO with one ratio per episode; cispo: clipped ratios as weights of REINFORCE."""
+    clip_low: Annotated[float, Field(gt=0.0, le=1.0), AppliesTo("kind", "ppo_clip", "turn_clip", "gspo", "cispo")] = 0.2
     """Importance ratios are clipped from below at 1 - clip_low."""
-    clip_high: Annotated[float, Field(gt=0.0, le=10.0), AppliesTo("kind", "ppo_clip", "gspo", "cispo")] = 0.2
+    clip_high: Annotated[float, Field(gt=0.0, le=10.0), AppliesTo("kind", "ppo_clip", "turn_clip", "gspo", "cispo")] = 0.2
     """Importance ratios are clipped from above at 1 + clip_high."""
     dual_clip: Annotated[Annotated[float, Field(gt=1.0)] | None, AppliesTo("kind", "ppo_clip")] = None
     """ppo_clip: the loss of a token with A < 0 is at most dual_clip * |A|."""
-    aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "constant"] = "token_mean"
-    """How per-token losses are averaged."""
+    ratio_norm: Annotated[Literal["sum", "token", "word"], AppliesTo("kind", "turn_clip")] = "sum"
+    """turn_clip: what the logarithm of a turn's ratio is: the sum of its tokens', or that divided by their number (token) or by
+    the number of words of the action (word)."""
+    kl_stop: Annotated[Positive | None, COMPARED] = None
+    """An optimiser step is skipped if the mean of rho - 1 - log rho, an estimate of the KL divergence from the policy before the
+    step's first update, exceeds this over its minibatch; null: none is."""
+    aggregation: Literal["token_mean", "turn_mean", "seq_mean_token_mean", "seq_mean_token_sum", "constant"] = "token_mean"
+    """How per-token losses are averaged; turn_mean: over each turn's tokens, then over turns."""
     constant_length: Annotated[Count | None, AppliesTo("aggregation", "constant")] = None
     """constant: token sums are divided by this times the number of episodes. null: model.max_length."""
     kl_coef: NonNegative = 0.0
@@ -63,6 +74,11 @@ class Loss(Part):
             raise ParamsError(
                 f"rl.loss.kind: policy_gradient does not correct for off-policy data, and rl.epochs is {rl.epochs}, "
                 f"rl.minibatches {rl.minibatches}; set both to 1, or loss.kind to importance, ppo_clip, gspo or cispo"
+            )
+        if self.kind == "turn_clip" and rl.advantage.level == "token":
+            raise ParamsError(
+                "rl.loss.kind: turn_clip has one ratio for all tokens of a turn, and rl.advantage.level: token credits each "
+                "alone: set level to turn or trajectory, or kind to ppo_clip"
             )
 
 
@@ -104,6 +120,29 @@ def sequence_log_ratio(logprobs: Tensor, batch: TrajectoryBatch) -> Tensor:
     return torch.where(batch.mask, means[:, None], torch.zeros_like(logprobs))
 
 
+def turn_log_ratio(logprobs: Tensor, batch: TrajectoryBatch, norm: str) -> Tensor:
+    """Sum of `log_ratio` over the mask of each turn, divided by 1 (sum), its tokens (token) or its words (word), repeated on the
+    turn's tokens: [b, T], 0 off the mask (MARFT, arXiv 2504.16129). Raises ValueError for `word` without TurnWords."""
+    import torch
+
+    count = batch.turn_rewards.shape[1]
+    sums = turn_sums(log_ratio(logprobs, batch), batch.turn, count)
+    if norm == "token":
+        sums = sums / turn_tokens(batch).clamp(min=1)
+    elif norm == "word":
+        if (words := batch.get(TurnWords)) is None:
+            raise ValueError("rl.loss.ratio_norm: word needs the turns' numbers of words, and this batch has none")
+        sums = sums / words.count.to(sums.dtype).clamp(min=1)
+    return torch.where(batch.mask, sums.gather(1, batch.turn.clamp(min=0)), torch.zeros_like(logprobs))
+
+
+def unit_log_ratio(logprobs: Tensor, batch: TrajectoryBatch, params: Loss) -> Tensor:
+    """The log-ratio [b, T] that the loss of `params` has on each token: of the token, its turn or its episode."""
+    if params.kind == "gspo":
+        return sequence_log_ratio(logprobs, batch)
+    return turn_log_ratio(logprobs, batch, params.ratio_norm) if params.kind == "turn_clip" else log_ratio(logprobs, batch)
+
+
 def policy_gradient(logprobs: Tensor, batch: TrajectoryBatch, params: Loss) -> Tensor:
     """REINFORCE: -A_t log pi(y_t), [b, T], 0 off the mask (Williams 1992). No correction for off-policy data."""
     import torch
@@ -138,6 +177,12 @@ def ppo_clip(logprobs: Tensor, batch: TrajectoryBatch, params: Loss) -> Tensor:
     return _clipped_surrogate(log_ratio(logprobs, batch), batch, params)
 
 
+def turn_clip(logprobs: Tensor, batch: TrajectoryBatch, params: Loss) -> Tensor:
+    """`ppo_clip` with one ratio per turn (`turn_log_ratio`): [b, T]. All tokens of a turn have the same loss if they have the
+    same advantage, so turn_mean gives the mean over turns; a turn of one token is `ppo_clip`."""
+    return _clipped_surrogate(turn_log_ratio(logprobs, batch, params.ratio_norm), batch, params)
+
+
 def gspo(logprobs: Tensor, batch: TrajectoryBatch, params: Loss) -> Tensor:
     """`ppo_clip` with one ratio per episode, exp(mean_t (log pi - log pi_old)) (Zheng et al., arXiv 2507.18071): [b, T]. All
     tokens of an episode have the same loss, so seq_mean_token_mean gives the mean over episodes."""
@@ -154,17 +199,24 @@ def cispo(logprobs: Tensor, batch: TrajectoryBatch, params: Loss) -> Tensor:
     return torch.where(batch.mask, -weight * advantages_of(batch) * logprobs, torch.zeros_like(logprobs))
 
 
-LOSSES = {"policy_gradient": policy_gradient, "importance": importance, "ppo_clip": ppo_clip, "gspo": gspo, "cispo": cispo}
+LOSSES = {
+    "policy_gradient": policy_gradient,
+    "importance": importance,
+    "ppo_clip": ppo_clip,
+    "turn_clip": turn_clip,
+    "gspo": gspo,
+    "cispo": cispo,
+}
 
 
 def clipped(logprobs: Tensor, batch: TrajectoryBatch, params: Loss) -> Tensor:
-    """Tokens [b, T] bool that clipping affects: no gradient under ppo_clip and gspo, a clipped weight under cispo."""
+    """Tokens [b, T] bool that clipping affects: no gradient under ppo_clip, turn_clip and gspo, a clipped weight under cispo."""
     import torch
 
-    if params.kind not in ("ppo_clip", "gspo", "cispo"):
+    if params.kind not in ("ppo_clip", "turn_clip", "gspo", "cispo"):
         return torch.zeros_like(batch.mask)
     low, high = clip_range(params)
-    ratio = (sequence_log_ratio if params.kind == "gspo" else log_ratio)(logprobs, batch).exp()
+    ratio = unit_log_ratio(logprobs, batch, params).exp()
     advantages = advantages_of(batch)
     above, below = ratio > high, ratio < low
     if params.kind == "cispo":
@@ -203,22 +255,27 @@ class Denominators:
     tokens: float
     sequences: float
     constant: float | None = None
+    turns: float = 1.0
 
 
 def denominators(batch: TrajectoryBatch, constant_length: float | None) -> Denominators:
-    """Policy tokens and episodes with at least one of them, weighted by row, never below 1; `constant` is episodes *
+    """Policy tokens, and episodes and turns with at least one of them, weighted by row, never below 1; `constant` is episodes *
     constant_length (Dr. GRPO's divisor, as in TRL), None for a loss without that."""
     weights = batch.weights.double()
     tokens = float((batch.mask.sum(1) * weights).sum())
     sequences = max(float((batch.mask.any(1) * weights).sum()), 1.0)
-    return Denominators(max(tokens, 1.0), sequences, None if constant_length is None else sequences * constant_length)
+    turns = max(float(((turn_tokens(batch) > 0).sum(1) * weights).sum()), 1.0)
+    return Denominators(max(tokens, 1.0), sequences, None if constant_length is None else sequences * constant_length, turns)
 
 
-def aggregate(loss: Tensor, mask: Tensor, kind: str, total: Denominators, weight: Tensor | None = None) -> Tensor:
+def aggregate(
+    loss: Tensor, mask: Tensor, kind: str, total: Denominators, weight: Tensor | None = None, means: Tensor | None = None
+) -> Tensor:
     """A micro-batch's share (a scalar) of per-token losses [b, T] over mask [b, T], rows weighted by `weight` [b]; the shares of
     all micro-batches sum to:
 
-    token_mean: sum over tokens / tokens. seq_mean_token_mean: mean over episodes of their token means.
+    token_mean: sum over tokens / tokens. turn_mean: mean over turns of their token means (`means`: `turn_means`).
+    seq_mean_token_mean: mean over episodes of their token means.
     seq_mean_token_sum: mean over episodes of their token sums. constant: sum over tokens / (episodes * a constant length).
     """
     import torch
@@ -228,6 +285,9 @@ def aggregate(loss: Tensor, mask: Tensor, kind: str, total: Denominators, weight
         masked = masked * weight[:, None]
     if kind == "token_mean":
         return masked.sum() / total.tokens
+    if kind == "turn_mean":
+        assert means is not None
+        return (masked * means).sum() / total.turns
     if kind == "seq_mean_token_mean":
         return (masked.sum(1) / mask.sum(1).clamp(min=1)).sum() / total.sequences
     if kind == "seq_mean_token_sum":
@@ -236,5 +296,5 @@ def aggregate(loss: Tensor, mask: Tensor, kind: str, total: Denominators, weight
         assert total.constant is not None
         return masked.sum() / total.constant
     raise ValueError(
-        f"unknown rl.loss.aggregation '{kind}'; known: token_mean, seq_mean_token_mean, seq_mean_token_sum, constant"
+        f"unknown rl.loss.aggregation '{kind}'; known: token_mean, turn_mean, seq_mean_token_mean, seq_mean_token_sum, constant"
     )

@@ -41,7 +41,7 @@ class Tasks(Part):
                 f"rl.roles.{unknown[0]} has no effect: the roles of rl.tasks.source {self.source} are "
                 f"{', '.join(source.roles) or 'none'}; remove it"
             )
-        if source.roles and rl.advantage.estimator in ("gae", "utterance"):
+        if source.roles and rl.advantage.estimator in ("gae", "team", "utterance"):
             raise ParamsError(
                 f"rl.advantage.estimator {rl.advantage.estimator} has one critic, and rl.tasks.source {self.source} trains "
                 f"{', '.join(source.roles)}, too: set it to group"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from stages.algorithms.batch import Costs, Observed, TrajectoryBatch, TurnTerms, Written
+from stages.algorithms.batch import Costs, Observed, TrajectoryBatch, TurnTerms, TurnWords, Written
 from stages.records.episode import Episode, Owner
 from stages.records.tools import CALLS, has_prices, number_of_calls, spent, tools_called
 from stages.training.common.kept import with_kept
@@ -79,7 +79,10 @@ def trajectory_batch(episodes: Sequence[Episode], evidence: bool = False) -> Tra
     if has_prices(episodes):
         batch = with_prices(batch, episodes)
     observed = Observed(owner == int(Owner.ENVIRONMENT))
-    batch = batch.with_extra(step_keys(episodes, width), observed, turn_terms(episodes, width))
+    words = [[len(turn.action.split()) for turn in episode.turns] for episode in episodes]
+    batch = batch.with_extra(
+        *(step_keys(episodes, width), observed, turn_terms(episodes, width)), TurnWords(padded(words, 0, torch.float32, width))
+    )
     if bool((owner > int(Owner.EXTERNAL)).any()):
         batch = batch.with_extra(Written(owner))
     return with_kept(batch, episodes)

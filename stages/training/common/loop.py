@@ -76,6 +76,8 @@ class Update:
     """Called after the step with its statistics, which are the same in all processes."""
     role: str = ""
     """The role whose episodes it learns from, if they are not the step's main ones."""
+    skips: Callable[[Sums], bool] | None = None
+    """Whether to leave the weights as they are, by the statistics of the loss, which are the same in all processes."""
 
     @property
     def label(self) -> str:
@@ -116,8 +118,10 @@ class Learner:
         micro_batches: Sequence[Any],
         loss: Callable[[Any], Iterator[LossTerms]],
         on_tokens_trained: Callable[[Tensor, Tensor], None] | None = None,
+        skips: Callable[[Sums], bool] | None = None,
     ) -> Sums:
         """One optimiser step over all micro-batches; returns their statistics, `grad_norm` (before clipping) and `updates`.
+        skips: see `Update.skips`; the statistics then have `skipped`, in any case.
 
         With several processes, each takes every n-th micro-batch, and gradients and statistics are summed. Raises ValueError if
         the gradient is not finite; the weights are then unchanged.
@@ -149,6 +153,11 @@ class Learner:
                 f"the gradient of update {self.updates + 1} is not finite (norm {norm}, loss {sums.get('loss')}); lower "
                 f"learning_rate or max_grad_norm, or use resources.precision: float32"
             )
+        if skips is not None:
+            merge_sums(sums, {"skipped": skips(sums)})
+            if sums["skipped"]:
+                merge_sums(sums, {"grad_norm": norm, "updates": 1})
+                return sums
         for group in self.optimiser.param_groups:
             group["lr"] = self.learning_rate
         with span("training.optimiser"):
@@ -266,7 +275,7 @@ def run_loop(
             sums: dict[str, Sums] = {}
             for update in job.updates(step):
                 learner = job.learners[update.learner]
-                new = learner.update(update.micro_batches, update.loss, update.on_tokens_trained)
+                new = learner.update(update.micro_batches, update.loss, update.on_tokens_trained, update.skips)
                 if update.on_sums is not None:
                     update.on_sums(new)
                 merge_sums(sums.setdefault(update.label, Sums()), new)

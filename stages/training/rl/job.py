@@ -101,3 +101,11 @@ def window_means(history: History, column: str) -> dict[str, float]:
         return {}
     window = max(1, len(values) // 5)
     return {f"{column}_first": sum(values[:window]) / window, f"{column}_last": sum(values[-window:]) / window}
+
+
+def distinct_endings(episodes: Sequence[Episode]) -> float:
+    """Mean number of different last actions (for some domains, answers) per group."""
+    groups: dict[str, set[str]] = {}
+    for episode in episodes:
+        groups.setdefault(episode.group_id, set()).add(episode.turns[-1].action_key if episode.turns else "")
+    return sum(len(endings) for endings in groups.values()) / max(len(groups), 1)

@@ -80,7 +80,7 @@ class Models:
         reference = reference_of(policy)
         sharing = algorithm.rl.share_prefixes and can_share(policy)
         states = sharing_states if sharing else predicting_states
-        critic, turn_critic = make_critics(algorithm, policy, annotated, states, seed)
+        critic, turn_critic = make_critics(algorithm, policy, annotated, states, seed, reference)
         if processes.sharded and (problem := algorithm.rl.advantage.unshardable):
             raise ValueError(problem)
         step_values = progress = None
@@ -270,7 +270,7 @@ class Models:
 
 
 def make_critics(
-    algorithm: Algorithm, policy: Any, annotated: Path | None, states: States, seed: int
+    algorithm: Algorithm, policy: Any, annotated: Path | None, states: States, seed: int, reference: Any
 ) -> tuple[Critic | None, TurnCriticModel | None]:
     """The critics of tokens and of turns that the algorithm needs; see `Models.make`."""
     params = algorithm.rl.critic
@@ -283,7 +283,10 @@ def make_critics(
     if start is not None and recomputes(policy):
         recompute_layers(start.backbone)
     if not algorithm.needs_turn_critic:
-        return (Critic(policy, head, states, start) if algorithm.needs_critic else None), None
+        if not algorithm.needs_critic:
+            return None, None
+        frozen = params.trunk == "frozen"
+        return Critic(reference if frozen else policy, head, states, start, seed, hidden=params.hidden, frozen=frozen), None
     backbone = twin(policy.base_model) if start is None else start.backbone
     # The token baseline learns advantages: no step-value model predicts these, and no fixed support fits them.
     baseline = Critic(policy, HeadParams(loss="mse"), states) if algorithm.needs_critic else None

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stages.agent.chat import Chat
+from stages.algorithms.parts.replay import Replay
 from stages.records.episode import Episode, read_episodes
 from stages.training.rl.demonstrations import as_external, is_fragment
+
+if TYPE_CHECKING:
+    from stages.runtime.stage import StageContext
 
 FILES = {
     "rollouts": "rollouts/{domain}/episodes.parquet",
@@ -59,3 +64,9 @@ def read_offline_dataset(
             f"rl.replay.records: no episodes of the training tasks of {domain} in {', '.join(sources)}; {remedies}{add}"
         )
     return found
+
+
+def stored_episodes(context: StageContext, replay: Replay, tasks: Collection[str], chat: Chat, max_length: int) -> list[Episode]:
+    """The episodes of all sources that `rl.replay.records` names; see `read_offline_dataset`."""
+    dataset = read_offline_dataset(context.data, str(context.domain), replay.records, tasks, chat, max_length)
+    return [episode for episodes in dataset.values() for episode in episodes]

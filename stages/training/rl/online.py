@@ -37,10 +37,10 @@ from stages.training.common.processes import Processes
 from stages.training.rl.curriculum import make_source
 from stages.training.rl.demonstrations import ExternalEpisodes
 from stages.training.rl.imitation import SelfImitation
-from stages.training.rl.job import History, RlJob, episode_rows, window_means
+from stages.training.rl.job import History, RlJob, distinct_endings, episode_rows, window_means
 from stages.training.rl.models import Models, make_learners
 from stages.training.rl.off_policy import OffPolicy
-from stages.training.rl.offline_dataset import read_offline_dataset
+from stages.training.rl.offline_dataset import stored_episodes
 from stages.training.rl.playing import Player
 from stages.training.rl.policy_updates import PolicyUpdates, agreement, check_agreement, policy_row
 from stages.training.rl.reannotation import Reannotation
@@ -48,6 +48,7 @@ from stages.training.rl.replay_buffer import ReplayBuffer
 from stages.training.rl.role_updates import RoleUpdates, policy_sums
 from stages.training.rl.scorers import make_scorer
 from stages.training.rl.self_teacher import SelfTeacher, solutions
+from stages.training.rl.team import Team
 
 if TYPE_CHECKING:
     from stages.runtime.stage import StageContext
@@ -56,14 +57,6 @@ TREE_PATHS = 4
 """Correct paths of each new tree that self-imitation stores, as many as tree_bc clones."""
 RECENT = 5
 """The number of last steps that rl.stop_at_success averages over."""
-
-
-def distinct_endings(episodes: Sequence[Episode]) -> float:
-    """Mean number of different last actions (for some domains, answers) per group."""
-    groups: dict[str, set[str]] = {}
-    for episode in episodes:
-        groups.setdefault(episode.group_id, set()).add(episode.turns[-1].action_key if episode.turns else "")
-    return sum(len(endings) for endings in groups.values()) / max(len(groups), 1)
 
 
 class OnlineJob(RlJob):
@@ -84,18 +77,23 @@ class OnlineJob(RlJob):
             demonstrations = read_episodes(self.curated / "demonstrations.parquet")
             self.demonstrations = ExternalEpisodes(demonstrations, self.tasks, self.chat, self.rl.external, self.max_length)
         self.models = Models.make(algorithm, policy.model, self.annotated, processes, self.tokens_per_batch, self.seed)
-        self.learners = make_learners(self.models, self.rl)
-        self.policy_updates = PolicyUpdates(self.models, algorithm, self.ledger)
+        self.team = Team(self.models, algorithm) if self.rl.advantage.estimator == "team" else None
+        self.learners = {**make_learners(self.models, self.rl), **(self.team.learners() if self.team else {})}
+        self.policy_updates = PolicyUpdates(self.models, algorithm, self.ledger, self.team)
         engine = make_engine(self.models.player, [self.chat.end_of_turn], self.width, self.max_length)
         self.engine = constrained(engine, self.chat, domain, "rl", self.max_length)
         self.role_updates = RoleUpdates(self.models, algorithm, self.ledger, self.source.roles)
         self.labels = Labels(self.seed, policy.hash, params_hash(self.rl), stream=f"rl@{context.domain}")
-        self.player = Player(*(self.models, self.engine, self.chat, self.pool, self.labels), self.width, self.max_length)
+        playing = (*(self.models, self.engine, self.chat, self.pool, self.labels), self.width, self.max_length)
+        self.player = Player(*playing) if self.team is None else self.team.player(*playing)
         self.plan = algorithm.plan(policy.model.config.vocab_size)
-        self.off_policy = self._make_off_policy() if algorithm.needs_turn_critic else None
-        self.imitation: SelfImitation | None = None
-        if self.rl.imitation.ratio:
-            self.imitation = SelfImitation(self.models, self.rl.imitation, self.rl.sampling.temperature)
+        self.off_policy: OffPolicy | None = None
+        if algorithm.needs_turn_critic:
+            stored = stored_episodes(context, self.rl.replay, self.tasks, self.chat, self.max_length)
+            models = (self.models, algorithm, self.policy_updates, ReplayBuffer(stored, self.rl.replay.capacity), self.engine)
+            self.off_policy = OffPolicy(*models, self.chat, self.width, self.max_length, self.seed, self.labels.stream)
+        imitation, temperature = self.rl.imitation, self.rl.sampling.temperature
+        self.imitation = SelfImitation(self.models, imitation, temperature) if imitation.ratio else None
         self.teacher: SelfTeacher | None = None
         if algorithm.needs_teacher:
             known = solutions(self.rl.settings.source, self.curated, self.annotated, str(context.domain))
@@ -113,7 +111,7 @@ class OnlineJob(RlJob):
         self.played: list[Episode] = []
         """The step's own episodes, the first rows of its batch."""
         self.external: list[Episode] = []
-        """Demonstrations in the step's groups, the last rows of its batch."""
+        """Demonstrations in the step's groups, or what a team's other members wrote: the last rows of the batch."""
         self.greedy: list[Episode] = []
         """Greedy episodes of the step's tasks, if they are the baseline."""
         self.beside: list[Episode] = []
@@ -136,15 +134,6 @@ class OnlineJob(RlJob):
         if not self.rl.add_tree_steps or self.rl.environment_steps is None:
             return self.rl.environment_steps
         return self.rl.environment_steps + int(read_json(self.annotated / "costs.json")["environment_steps"])
-
-    def _make_off_policy(self) -> OffPolicy:
-        replay, context = self.rl.replay, self.context
-        dataset = read_offline_dataset(
-            *(context.data, str(context.domain), replay.records, self.tasks, self.chat, self.max_length)
-        )
-        buffer = ReplayBuffer([episode for episodes in dataset.values() for episode in episodes], replay.capacity)
-        parts = (self.models, self.algorithm, self.policy_updates, buffer, self.engine, self.chat, self.width, self.max_length)
-        return OffPolicy(*parts, self.seed, self.labels.stream)
 
     def updates(self, step: int) -> Iterator[Update]:
         started = time.monotonic()
@@ -242,8 +231,11 @@ class OnlineJob(RlJob):
         if self.demonstrations is not None:
             key = (self.labels.seed, self.labels.stream, step)
             self.external = [episode for task_id in drawn for episode in self.demonstrations.draw(task_id, *key)]
+        if self.team is not None:
+            self.external = self.team.rows(self.played)
         episodes = [*self.played, *self.external]
         batch = trajectory_batch(episodes, self.rl.loss.evidence == "include")
+        batch = batch if self.team is None else self.team.with_moves(batch, episodes)
         if self.scorer is not None:
             batch = batch.with_extra(self.scorer.score(episodes, self.greedy, step))
         batch = self.algorithm.shape(batch)
@@ -285,8 +277,9 @@ class OnlineJob(RlJob):
             batch = self.teacher.annotate(batch, self.played, self.rl.sampling.temperature)
         kl = self.models.reference_kl(batch, self.rl.sampling.temperature)
         groups = len({episode.group_id for episode in self.played})
-        batch = batch.with_metrics(groups=float(groups), dead_groups=float(dead_groups(batch)), kl=kl)
-        dead = dead_rows(batch.rewards, batch.group).tolist()[: len(self.played)]
+        own = batch if self.team is None else batch.rows(torch.arange(len(self.played)))
+        batch = batch.with_metrics(groups=float(groups), dead_groups=float(dead_groups(own)), kl=kl)
+        dead = dead_rows(own.rewards, own.group).tolist()[: len(self.played)]
         dead_steps = float(sum(len(episode.played) for episode, is_dead in zip(self.played, dead, strict=True) if is_dead))
         self.context.metric("dead_groups/share", batch.metrics["dead_groups"] / groups, step + 1)
         self.context.metric("dead_groups/environment_steps", dead_steps, step + 1)
@@ -300,7 +293,7 @@ class OnlineJob(RlJob):
 
     def keep_samples(self, batch: TrajectoryBatch, step: int) -> None:
         """Keep the step's episodes with their advantages, for the report; then those that the source played."""
-        kept = [(self.played, batch)]
+        kept = [(self.played if self.team is None else [*self.played, *self.external], batch)]
         kept += [(list(self.role_updates.episodes[role]), own) for role, own in self.role_updates.batches.items()]
         self.samples += [row for one in kept for row in episode_rows(step + 1, *one)]
         credited = {id(episode) for episodes, _ in kept for episode in episodes}
@@ -332,6 +325,7 @@ class OnlineJob(RlJob):
             **policy_row(sums),
             **dict(sorted(self.metrics.items())),
             **self.role_updates.row(sums),
+            **(self.team.row(self.played, self.last[2], sums) if self.team else {}),
             **self.source.metrics(),
         }
 
@@ -361,6 +355,8 @@ class OnlineJob(RlJob):
 
     def save_values(self, folder: Path) -> None:
         self.source.save(folder)
+        if self.team is not None:
+            self.team.save(folder, str(self.context.domain), self.chat.tokenizer)
 
     def save_tables(self, folder: Path) -> None:
         if self.scorer is not None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,6 +23,9 @@ from stages.training.rl.models import Models
 from stages.training.rl.observation import observed_tokens, observed_weight, on_policy_tokens, with_observations
 from stages.values.gaussian import GaussianHead
 
+if TYPE_CHECKING:
+    from stages.training.rl.team import Team
+
 LOGPROB_TOLERANCE = {"float32": 1e-5, "bfloat16": 0.1}
 """By resources.precision: the largest accepted mean difference of sampling and training log-probs; tokens that differ by more are
 counted ..."""
@@ -34,11 +38,21 @@ RESCORING_TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-4}
 kernels. A third of the range in which GSPO does not clip."""
 
 
+@dataclass(frozen=True)
+class Agent:
+    """Weights that a policy update trains, and its rows of the batch."""
+
+    learner: str
+    models: Models
+    rows: list[int]
+
+
 class PolicyUpdates:
     """Makes the updates of a training step."""
 
-    def __init__(self, models: Models, algorithm: Algorithm, ledger: Ledger) -> None:
-        self.models, self.algorithm, self.ledger = models, algorithm, ledger
+    def __init__(self, models: Models, algorithm: Algorithm, ledger: Ledger, team: Team | None = None) -> None:
+        """team: where the batch's rows belong to several agents."""
+        self.models, self.algorithm, self.ledger, self.team = models, algorithm, ledger, team
         self.precision = "bfloat16" if models.processes.mixed_precision else "float32"
 
     def rescored(self, batch: TrajectoryBatch, step: int, key: Sequence[object]) -> TrajectoryBatch:
@@ -50,11 +64,26 @@ class PolicyUpdates:
         """
         if not (self.models.processes.mixed_precision and self.algorithm.compares_with_old and self.policy_learns(step)):
             return batch
-        kept, plan = set(self.algorithm.forward_rows(batch).tolist()), []
+        kept, plans = self._kept(batch, step), dict[str, tuple[Models, list[list[int]]]]()
         for rows in self._minibatches(batch, 0, key):
-            trained = [row for row in rows if row in kept]
-            plan += self.models.plan_training(batch, trained) if trained else []
-        return self.models.rescored(batch, plan, self.algorithm, trained=True) if plan else batch
+            for agent in self._agents(batch, [row for row in rows if row in kept]):
+                plan = plans.setdefault(agent.learner, (agent.models, []))[1]
+                plan += agent.models.plan_training(batch, agent.rows)
+        for models, plan in plans.values():
+            batch = models.rescored(batch, plan, self.algorithm, trained=True)
+        return batch
+
+    def _kept(self, batch: TrajectoryBatch, step: int) -> set[int]:
+        """Rows that go through the policy in step `step`."""
+        kept = set(self.algorithm.forward_rows(batch).tolist())
+        return kept if self.team is None else kept - self.team.frozen_rows(batch, step)
+
+    def _agents(self, batch: TrajectoryBatch, rows: list[int]) -> Iterator[Agent]:
+        """Whose weights `rows` train."""
+        if self.team is not None:
+            yield from self.team.agents(batch, rows)
+        elif rows:
+            yield Agent("policy", self.models, rows)
 
     def policy_learns(self, step: int) -> bool:
         """Whether step `step` trains the policy: not while only the critic warms up."""
@@ -75,38 +104,41 @@ class PolicyUpdates:
         `agreement`).
         """
         rl = self.algorithm.rl
-        kept = set(self.algorithm.forward_rows(batch).tolist())
+        kept = self._kept(batch, step)
         valued = set(forward_rows(batch).tolist())
         dropped = torch.tensor([row not in kept for row in range(batch.size)])
-        policy_learns = self.policy_learns(step)
+        policy_learns, updated = self.policy_learns(step), set[str]()
         for epoch in range(rl.epochs):
             if policy_learns:
                 observed = observed_tokens(batch) if rl.observation.coef else None
                 written = batch.get(Written)
                 self.ledger.open(batch.mask, dropped, batch.external, observed, None if written is None else written.owner)
             for rows in self._minibatches(batch, epoch, key):
-                total = denominators(batch.rows(torch.tensor(rows)), self.algorithm.rl.loss.constant_length)
+                total = self._denominators(batch, rows)
                 critic_rows = [row for row in rows if row in valued]
                 if self.models.critic is not None and critic_rows:
                     yield self._critic_update(batch, self.models.plan(batch, critic_rows), total)
-                trained = [row for row in rows if row in kept]
-                if policy_learns and trained:
-                    yield self._policy_update(batch, trained, total, on_policy)
-                    on_policy = False
+                for agent in self._agents(batch, [row for row in rows if row in kept] if policy_learns else []):
+                    share = total if self.team is None else self._denominators(batch, self.team.rows_of(batch, agent, rows))
+                    yield self._policy_update(batch, agent, share, on_policy and agent.learner not in updated)
+                    updated.add(agent.learner)
             if policy_learns:
                 self.ledger.close()
 
-    def _policy_update(self, batch: TrajectoryBatch, rows: list[int], total: Denominators, on_policy: bool) -> Update:
-        rl, model = self.algorithm.rl, self.models.policy
-        coef = rl.observation.coef
-        observations = observed_weight(batch.rows(torch.tensor(rows))) if coef else 0.0
+    def _denominators(self, batch: TrajectoryBatch, rows: Sequence[int]) -> Denominators:
+        return denominators(batch.rows(torch.tensor(rows)), self.algorithm.rl.loss.constant_length)
+
+    def _policy_update(self, batch: TrajectoryBatch, agent: Agent, total: Denominators, on_policy: bool) -> Update:
+        rl, models = self.algorithm.rl, agent.models
+        model, coef, limit = models.policy, rl.observation.coef, rl.loss.kl_stop
+        observations = observed_weight(batch.rows(torch.tensor(agent.rows))) if coef else 0.0
 
         def loss(rows: list[int]) -> Iterator[LossTerms]:
             micro = take(batch, rows, model.device)
             scored = micro.mask | observed_tokens(micro) if coef else micro.mask
             found = score_tokens(
                 *(model, micro.token_ids, scored, rl.sampling.temperature),
-                states=self.models.states,
+                states=models.states,
                 entropy=True,
                 entropy_gradient=bool(rl.loss.entropy_coef),
                 vocabulary=self.algorithm.needs_vocabulary,
@@ -123,7 +155,12 @@ class PolicyUpdates:
                 terms.sums.update(self._differences(logprobs.detach(), micro))
             yield terms
 
-        return Update("policy", self.models.plan_training(batch, rows), loss, self.ledger.record)
+        def drifted(sums: Sums) -> bool:
+            assert limit is not None
+            return sums["drift"] / max(sums["drift_units"], 1e-9) > limit
+
+        skips = None if limit is None else drifted
+        return Update(agent.learner, models.plan_training(batch, agent.rows), loss, self.ledger.record, skips=skips)
 
     def _differences(self, logprobs: Tensor, micro: TrajectoryBatch) -> dict[str, Tensor]:
         """How log-probabilities [b, T] of the step's first update differ from the engine's, and from those of an earlier training
@@ -148,8 +185,9 @@ class PolicyUpdates:
             micro = take(batch, rows, critic.output.weight.device)
             assert micro.returns is not None
             weights = micro.weights[:, None].expand(micro.mask.shape)[micro.mask]
-            clip = self.algorithm.rl.critic.value_clip or None
-            per_token, values, spread = critic.loss(micro.token_ids, micro.mask, micro.returns, micro.values, clip)
+            params = self.algorithm.rl.critic
+            limits = (micro.values, params.value_clip or None, params.huber_delta)
+            per_token, values, spread = critic.loss(micro.token_ids, micro.mask, micro.returns, *limits)
             share = (per_token * weights).sum() / total.tokens
             returns = micro.returns[micro.mask].double()
             sums = {"loss": share.detach(), "tokens": weights.sum(), "outside": (critic.head.outside(returns) * weights).sum()}
@@ -218,6 +256,8 @@ def policy_row(sums: Mapping[str, Sums]) -> dict[str, float]:
             "ratio_mean": policy["ratio"] / tokens,
             "ratio_max": policy["max_ratio"],
         }
+        if "skipped" in policy:
+            row |= {"skipped": policy["skipped"] / updates, "drift": policy["drift"] / max(policy["drift_units"], 1e-9)}
         if policy.get("external_tokens"):
             row["external_probability"] = policy["external_probability"] / policy["external_tokens"]
     if policy and policy.get("observation_tokens"):

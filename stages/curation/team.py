@@ -1,0 +1,50 @@
+"""Scripted conversations of a team (stages/agent/team.py), for the warm-up of models that do not know the roles: all members say
+what the expert does next, and each reads what it would read in a play."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from stages.agent.team import Conversation, Speaker
+from stages.environments.protocol import Domain, Environment
+from stages.records.task import Task
+from stages.seeding import permutation
+
+
+def conversation(
+    domain: Domain, environment: Environment, task: Task, team: Sequence[Speaker]
+) -> dict[str, list[dict[str, str]]] | None:
+    """The messages of each role while the expert solves the task; None if it does not."""
+    talk = Conversation(team, task.prompt, environment.reset(task).text)
+    messages: dict[str, list[dict[str, str]]] = {member.role: [] for member in team}
+    first = True
+    while (action := domain.expert(environment)) is not None:
+        for member in team:
+            if member.speaks == "every" or first:
+                read = {"role": "user", "content": talk.read(member.role)}
+                messages[member.role] += [read, {"role": "assistant", "content": action}]
+                talk.say(member.role, action)
+        first = False
+        step = environment.step(action)
+        if step.done:
+            return messages if step.terminated and step.reward > 0 else None
+        talk.observe(step.observation.text)
+    return None
+
+
+def conversations(
+    domain: Domain, folder: Path, tasks: Sequence[Task], team: Sequence[Speaker], count: int, seed: int
+) -> Iterator[dict[str, Any]]:
+    """`count` records for `curate.imports`, those of all members of a play together; fewer if there are not enough tasks."""
+    environment, written = domain.make(folder), 0
+    for task in permutation(list(tasks), "team.demonstrations", seed):
+        found = conversation(domain, environment, task, team)
+        for messages in found.values() if found is not None else ():
+            if written < count:
+                written += 1
+                yield {"domain": domain.name, "messages": messages}
+        if written >= count:
+            break
+    environment.close()

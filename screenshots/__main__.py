@@ -86,7 +86,7 @@ def take_report(browser: Browser, names: Sequence[str]) -> None:
 
 VIEWS = {
     "viewer-episode": ("source=merged&domain=textworld&pattern=loop", "#view-episodes .content", DRAWN),
-    "viewer-compare": ("tab=compare&domain=search&a=sft&b=rl%40search&change=won&tint=logprob", "#view-compare .pair", ""),
+    "viewer-compare": ("tab=compare&domain=textworld&a=sft&b=rl%40textworld&change=won&tint=credit", "#view-compare .pair", ""),
     "viewer-patterns": ("tab=patterns&domain=search", "#view-patterns table", ""),
     "viewer-paths": ("tab=paths&domain=textworld&a=sft+rollout", "#view-paths .graph svg", WITH_RL),
 }

@@ -111,6 +111,12 @@ class TaskSource:
         """Whether a step's updates on `role_episodes` come before those on the drawn tasks' episodes."""
         return True
 
+    @property
+    def combined(self) -> bool:
+        """Whether the optimiser's steps are on the sum of the losses of all roles that learn in a step, not on one after the
+        other's; the same in all steps."""
+        return False
+
     def learns(self, role: str, step: int) -> bool:
         """Whether step `step` trains on the episodes of `role`, one of `roles` or the main role."""
         return True

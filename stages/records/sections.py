@@ -61,6 +61,7 @@ ADDED: Mapping[str, Any] = {
     "ensemble": None,
     "model_rollouts": None,
     "roles": {},
+    "combine": False,
 }
 """Keys that are left out of hashes while they have this value, their default: adding them changed no hash."""
 

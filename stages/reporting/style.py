@@ -42,6 +42,8 @@ _DASHES = ("-", "--", "-.", ":")
 
 STANDALONE_MARGIN = 12
 """Margin of a standalone figure, in points."""
+WIDEST = 1.75
+"""Most CSS pixels of a page per point of a figure."""
 
 LEGEND_LETTERS = 62
 """Characters that fit into the title line of a card."""
@@ -121,6 +123,8 @@ class Svg:
 
     text: str
     glyphs: Mapping[str, str]
+    frame: str = ""
+    """CSS of a frame as large as the figure at most gets, by which the page can leave it undrawn until it comes near."""
 
 
 _GLYPH = re.compile(r'<path id="(DejaVu[^"]+)"[^>]*/>')
@@ -157,6 +161,7 @@ def to_svg(figure: Figure, key: str, title: str, standalone: bool = False) -> Sv
         text = text.replace(placeholder, f"var({css_name(name)})")
     margin = STANDALONE_MARGIN if standalone else 0
     width, height = (f"{inches * 72 + 2 * margin:g}" for inches in figure.get_size_inches())
+    widest = f"max-width: {float(width) * WIDEST:g}px"
     box = f"{-margin:g} {-margin:g} {width} {height}"
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{box}" role="img" aria-label={quoteattr(title)}'
     if standalone:
@@ -166,5 +171,6 @@ def to_svg(figure: Figure, key: str, title: str, standalone: bool = False) -> Sv
             f'<rect x="{-margin:g}" y="{-margin:g}" width="{width}" height="{height}" rx="8" style="fill: var(--surface)"/>'
         )
     else:
-        head += f' style="max-width: {float(width) * 1.75:g}px">'
-    return Svg(re.sub(r"<svg[^>]*>", lambda _: head, text, count=1).strip() + "\n", glyphs)
+        head += f' style="{widest}">'
+    text = re.sub(r"<svg[^>]*>", lambda _: head, text, count=1).strip() + "\n"
+    return Svg(text, glyphs, f"--ratio: {width} / {height}; {widest}")

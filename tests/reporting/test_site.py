@@ -53,6 +53,14 @@ def test_each_method_has_a_page_with_switch_and_evidence() -> None:
     for control in ("arsq", "ravl", "r2pvi", "risk_averse_equilibrium", "shapley_marl", "vagram", "dsac_t", "rladapter"):
         assert f"[{control} 1](../../reports/claims/{control}.md)" in pages[control]
     assert any("No experiment of the board uses it yet" in text for text in pages.values())
+    for name, text in pages.items():
+        assert re.findall(r"^## (Formula|Switch|Evidence|Learning curve)$", text, re.M) == [
+            *("Formula", "Switch", "Evidence", "Learning curve")
+        ], name
+    assert "default_algorithm_curves.svg)" in pages["grpo"].partition("## Learning curve")[2]
+    assert "`make claims METHOD=arpo`" in pages["arpo"].partition("## Learning curve")[2]
+    assert "No experiment of the board trains with it" in pages["slerp"]
+    assert "`make control` draws" in pages["arsq"].partition("## Learning curve")[2]
 
 
 def test_an_experiment_concerns_the_methods_of_its_arms_and_of_its_switch() -> None:
@@ -77,3 +85,4 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert len([path for path in html.rglob("*.html") if path.name not in ("search.html", "genindex.html")]) == pages
     assert "searchindex.js" in (html / "search.html").read_text(encoding="utf-8")
     assert (html / "docs" / "screenshots" / "report.png").exists()
+    assert "SHOW_SEARCH_SUMMARY: false" in (html / "_static" / "documentation_options.js").read_text(encoding="utf-8")

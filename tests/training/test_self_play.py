@@ -10,11 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from stages import rl
 from stages.agent.active_episode import EpisodeRequest
 from stages.algorithms.algorithm import resolve
+from stages.algorithms.batch import LossTerms
 from stages.algorithms.settings import Rl
 from stages.algorithms.sources.self_play import SelfPlay
 from stages.algorithms.task_source import SourceInputs
@@ -23,8 +25,13 @@ from stages.engine.engine import Sampling
 from stages.environments.registry import load_domain
 from stages.records.episode import Episode, TurnRecord, read_rows, write_tasks
 from stages.records.task import Task
+from stages.runtime.resources import Resources
+from stages.runtime.validation import ParamsError
+from stages.training.common.loop import Learner, Update, make_processes
+from stages.training.rl.role_updates import combined
 from training.toys import FirstLetterEnvironment, KilledError, kill_at_step, letter_tasks, outputs, read_history, run
 
+ROLES = ("proposer", "solver")
 STEPS = {"tasks_per_step": 4, "group_size": 2}
 GATE = {"min_words": 1, "min_queries": 1}
 
@@ -269,3 +276,72 @@ def test_the_method_by_its_name_trains_both_roles_and_resumes(
     run(alone)
     trained, start = (load_file(folder / "model.safetensors") for folder in (alone.root / "data/models/rl/toy", tiny_policy))
     assert all(trained[name].equal(start[name]) for name in start), "failures without a penalty have no gradient"
+
+
+def test_both_roles_may_be_updated_at_once_and_resume(make_context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: with updates.combine an optimiser step has the sum of both losses: half as many steps, every token of both roles
+    trained once, and the same bytes after a kill."""
+    keys = {"algorithm": "ssp", "tasks": {"settings": {"proposer": {"fail_reward": -0.1}, "updates": {"combine": True}}}}
+    updates: list[int] = []
+    learnt = Learner.update
+
+    def counted(learner: Learner, *given: Any) -> Any:
+        updates.append(len(given[0]))
+        return learnt(learner, *given)
+
+    monkeypatch.setattr(Learner, "update", counted)
+    whole, killed = (stage(make_context, monkeypatch, name, **keys) for name in ("whole", "killed"))
+    rows = run(whole)
+    assert len(updates) == 2, "one step per minibatch"
+    kill_at_step(killed, 1)
+    with pytest.raises(KilledError):
+        run(killed)
+    run(stage(make_context, monkeypatch, "killed", **keys))
+    assert outputs(whole.root) == outputs(killed.root)
+    assert all(row["grad_norm"] > 0 and "proposer/grad_norm" not in row for row in rows)
+    report = json.loads((whole.root / "reports/rl/toy.json").read_text())
+    samples = read_rows(whole.root / "data/rl/toy/samples.parquet")
+    written = {role: sum(sum(owner == 1 for owner in one["owner"]) for one in samples if one["role"] == role) for role in ROLES}
+    counted_tokens = report["ledger/policy_tokens_trained"] + report["ledger/policy_tokens_dropped"]
+    assert counted_tokens == sum(written.values())
+    assert report["ledger/policy_tokens_trained"] >= written["proposer"] > 0
+
+
+def test_a_combined_update_is_the_sum_of_its_parts() -> None:
+    """Contract: the gradient of the sum of two losses, each told its own trained tokens; the rest of a longer part is alone."""
+    weight = torch.nn.Parameter(torch.tensor([1.0]))
+    told: list[tuple[str, list[int]]] = []
+
+    def update(name: str, factor: float, skip: bool = False) -> Update:
+        def loss(rows: list[int]) -> Any:
+            value = factor * weight.sum() * len(rows)
+            yield LossTerms(value, {"loss": value.detach()}, (torch.tensor(rows), torch.ones(len(rows), 1, dtype=torch.bool)))
+
+        skips = (lambda sums: True) if skip else None
+        return Update("policy", [[0, 1], [2]], loss, lambda rows, mask: told.append((name, rows.tolist())), skips=skips)
+
+    first, second, rest = (update(name, factor) for name, factor in (("a", 1.0), ("b", 10.0), ("rest", 100.0)))
+    both, alone = combined([iter([first, rest]), iter([second])])
+    assert alone is rest
+    module = torch.nn.ParameterList([weight])
+    learner = Learner(module, torch.optim.SGD([weight], 1.0), lambda step: 1.0, 1e9, make_processes(Resources()))
+    sums = learner.update(both.micro_batches, both.loss, both.on_tokens_trained, both.skips)
+    assert weight.item() == 1.0 - 3 * 11.0
+    assert sums["grad_norm"] == 33.0
+    assert told == [("a", [0, 1]), ("a", [2]), ("b", [0, 1]), ("b", [2])]
+    (skipping,) = combined([iter([update("a", 1.0, skip=True)]), iter([second])])
+    assert skipping.skips is not None
+    assert learner.update(skipping.micro_batches, skipping.loss, skipping.on_tokens_trained, skipping.skips)["skipped"] == 1.0
+    assert weight.item() == -32.0
+
+
+@pytest.mark.parametrize(
+    ("updates", "message"),
+    [
+        ({"combine": True, "solver": False}, "adds up the losses of proposer and solver"),
+        ({"combine": True, "first": "solver"}, "first has no effect with combine: true"),
+    ],
+)
+def test_updates_that_do_not_combine_are_refused(updates: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParamsError, match=message):
+        resolve(Rl.model_validate({"algorithm": "ssp", "tasks": {"settings": {"updates": updates}}}))

@@ -21,7 +21,7 @@ CARD = Card(
     equation="the policy gets an answer a and writes, with the search tool, a question q that passes rules and a reader, who "
     "must find a in what the proposer found among distractors; G episodes solve q, s = share that is right; solver: GRPO; "
     "proposer: R = 1 - s (0 if q failed), A = R; per role -sum min(rho A, clip(rho, 1 - 0.2, 1 + 0.285) A) / tokens + 0.01 k3; "
-    "proposer first, then solver, same weights",
+    "proposer first, then solver, same weights; or one step on both (tasks.settings.updates.combine)",
     assumptions="episodes end with an answer that the environment can check, which also stands for the paper's judge model. "
     "Slots of failed proposals get earlier problems from a pool. The gate rejects what the reader leaves without an answer (the "
     "authors' code accepts it). The solver's importance ratios are to the policy that played, also after the proposer's update. "

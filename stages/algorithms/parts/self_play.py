@@ -120,6 +120,16 @@ class Updates(Section):
     """Whether the solver's episodes are trained on."""
     first: Literal["proposer", "solver"] = "proposer"
     """Whose updates come first."""
+    combine: bool = False
+    """One optimiser step on the sum of both losses, in place of one after the other's."""
+
+    @model_validator(mode="after")
+    def _combines(self) -> Updates:
+        if self.combine and not (self.proposer and self.solver):
+            raise ValueError("combine: true adds up the losses of proposer and solver, and one of them is false; set it to true")
+        if self.combine and "first" in self.model_fields_set:
+            raise ValueError("first has no effect with combine: true, which updates on both at once; remove it")
+        return self
 
 
 class SelfPlaySettings(Section):

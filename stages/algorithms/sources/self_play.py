@@ -249,6 +249,10 @@ class SelfPlay(TaskSource):
     def roles_first(self) -> bool:
         return self.settings.updates.first == "proposer"
 
+    @property
+    def combined(self) -> bool:
+        return self.settings.updates.combine
+
     def learns(self, role: str, step: int) -> bool:
         updates = self.settings.updates
         return (updates.proposer and step >= self.settings.proposer.warmup_steps) if role == PROPOSER else updates.solver

@@ -26,6 +26,7 @@ SETTINGS = {
     "html_title": "Bellwether",
     "html_extra_path": [EXTRA],
     "html_copy_source": False,
+    "html_show_search_summary": False,  # it fetches the pages, which browsers refuse where there is no server
     "html_show_sphinx": False,
     "html_show_copyright": False,
     "highlight_language": "none",

@@ -1,4 +1,4 @@
-"""A page per published method: formula, switch, what it assumes, the evidence on the board, and its learning curves."""
+"""A page per published method: formula, switch, what it assumes, the evidence on the board, and its learning curve."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from stages.reporting.generated_blocks import link, markdown_table
 
 FOLDER = Path("docs/methods")
 NO_EVIDENCE = "No experiment of the board uses it yet. `python -m stages.claims new` writes one; see [the board]({board})."
+CONTROL_CURVE = "`make control` draws the learning curves of [control problems]({control}) into reports/control/page.html."
+NO_CURVE = "No experiment of the board trains with it."
 
 
 def page_path(card: Card) -> Path:
@@ -68,7 +70,7 @@ def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
-def _evidence(of_card: Mapping[str, list[Row]], document: Path, root: Path) -> str:
+def _evidence(of_card: Mapping[str, list[Row]], document: Path) -> str:
     if not of_card:
         return NO_EVIDENCE.format(board=link("reports/claims/README.md", document))
     header = ("experiment", "claim", "verdict", "difference (interval)", "seeds")
@@ -77,12 +79,23 @@ def _evidence(of_card: Mapping[str, list[Row]], document: Path, root: Path) -> s
         for slug, rows in of_card.items()
         for row in rows
     )
+    return markdown_table(header, lines)
+
+
+def _curve(of_card: Mapping[str, list[Row]], document: Path, root: Path) -> str:
+    """The learning curves of the experiments that train, or what draws them."""
+    training = [slug for slug, rows in of_card.items() if any(map(rows[0].experiment.trains, rows[0].experiment.arms))]
+    if not training:
+        control = any(rows[0].experiment.lane == "control" for rows in of_card.values())
+        return CONTROL_CURVE.format(control=link("docs/control.md", document)) if control else NO_CURVE
     drawn = [
         f"![Success while training, by arm, in {slug}]({link(curves_figure(slug), document)})"
-        for slug in of_card
+        for slug in training
         if (root / curves_figure(slug)).exists()
     ]
-    return "\n\n".join([markdown_table(header, lines), *drawn])
+    missing = [slug for slug in training if not (root / curves_figure(slug)).exists()]
+    commands = ", ".join(f"`make claims METHOD={slug}`" for slug in missing)
+    return "\n\n".join([*drawn, *([f"Not drawn yet, since no run has stored its curve: {commands}."] if missing else [])])
 
 
 def method_page(root: Path, card: Card, experiments: Mapping[str, list[Row]]) -> str:
@@ -95,7 +108,8 @@ def method_page(root: Path, card: Card, experiments: Mapping[str, list[Row]]) ->
         "Switch": _switch(card, parts),
         "What it assumes": _sentence(card.assumptions),
         "What it reduces to": _sentence(card.reduces_to),
-        "Evidence": _evidence(of_card, document, root),
+        "Evidence": _evidence(of_card, document),
+        "Learning curve": _curve(of_card, document, root),
         "Tests": f"{card.tested_by}.",
     }
     return "\n\n".join([f"# {card.title}", f"{card.paper}.", *(f"## {name}\n\n{text}" for name, text in sections.items())]) + "\n"

@@ -13,6 +13,8 @@ from stages.records.episode import Owner
 UNTRAINED = {"forced": Owner.FORCED, "evidence": Owner.EVIDENCE, "guidance": Owner.GUIDANCE}
 """Metric -> the owner of tokens that are never trained, and counted where there are some."""
 
+COUNTS = ("policy_tokens", "environment_tokens", "external_tokens", "observation_tokens", "dropped_tokens")
+
 
 class Ledger:
     """Opened with the mask of an epoch's trained tokens, informed of every row that is trained, closed at the epoch's end."""
@@ -94,6 +96,17 @@ class Ledger:
                 f"training must use every policy token once per epoch and no other token: {missing} missing, {repeated} used "
                 f"more than once, {unexpected} tokens of prompt or environment trained; this is a bug in the training loop"
             )
+
+    def absorb(self, other: Ledger) -> None:
+        """Add what `other` has counted, and set its counts to 0. Raises RuntimeError while it is open."""
+        if other.is_open:
+            raise RuntimeError("the other ledger is open: close() it first")
+        for name in COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+            setattr(other, name, 0)
+        for name, count in other.untrained_tokens.items():
+            self.untrained_tokens[name] = self.untrained_tokens.get(name, 0) + count
+        other.untrained_tokens = {}
 
     def metrics(self) -> dict[str, float]:
         streams = {"external": self.external_tokens, "observation": self.observation_tokens}

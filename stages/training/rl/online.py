@@ -82,7 +82,7 @@ class OnlineJob(RlJob):
         self.policy_updates = PolicyUpdates(self.models, algorithm, self.ledger, self.team)
         engine = make_engine(self.models.player, [self.chat.end_of_turn], self.width, self.max_length)
         self.engine = constrained(engine, self.chat, domain, "rl", self.max_length)
-        self.role_updates = RoleUpdates(self.models, algorithm, self.ledger, self.source.roles)
+        self.role_updates = RoleUpdates(self.models, algorithm, self.ledger, self.source.roles, self.source.combined)
         self.labels = Labels(self.seed, policy.hash, params_hash(self.rl), stream=f"rl@{context.domain}")
         playing = (*(self.models, self.engine, self.chat, self.pool, self.labels), self.width, self.max_length)
         self.player = Player(*playing) if self.team is None else self.team.player(*playing)
@@ -149,14 +149,12 @@ class OnlineJob(RlJob):
             self.keep_samples(prepared, step)
         if self.off_policy is None:
             prepared = self.policy_updates.rescored(prepared, step, key)
-            first = bool(self.role_updates.batches) and self.source.roles_first
-            if first:
-                yield from self.role_updates.updates(step, key, on_policy=True)
-            if self.source.learns(self.source.main_role, step):
-                updates = self.policy_updates.updates(prepared, step, key, on_policy=not first)
-                yield from updates if self.imitation is None else self._with_imitation(self.imitation, updates, step, key)
-            if not first:
-                yield from self.role_updates.updates(step, key, on_policy=False)
+
+            def main(on_policy: bool) -> Iterator[Update]:
+                updates = self.policy_updates.updates(prepared, step, key, on_policy)
+                return updates if self.imitation is None else self._with_imitation(self.imitation, updates, step, key)
+
+            yield from self.role_updates.in_order(main, self.source, step, key)
         else:
             self.off_policy.buffer.add(self.played)
             self.metrics["replayed_turns"] = float(self.off_policy.buffer.turns)

@@ -242,7 +242,7 @@ viewer.views.paths = (function () {
   function showKey() {
     key.textContent = "";
     [["left", "only " + form.elements.a.value + " (left)"], ["right", "only " + form.elements.b.value + " (right)"], ["both", "both, tinted towards who goes there more often"]].forEach(function (one) {
-      const item = element("span"), picture = svg("svg", { width: 34, height: 10, "class": "paths" });
+      const item = element("span"), picture = svg("svg", { width: 34, height: 10, "class": "paths", "aria-hidden": "true" });
       picture.appendChild(svg("path", { d: "M0 5H34", "class": "edge " + one[0], "stroke-width": 4 }));
       item.append(picture, " " + one[1]);
       key.appendChild(item);

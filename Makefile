@@ -160,8 +160,11 @@ claims: install
 	dvc --wait-for-lock repro reports/claims/dvc.yaml$(if $(METHOD),:claim@$(METHOD))
 	python -m stages.reporting.documents
 
+# Modules of the extra `control`.
+CONTROL_NEEDS := gymnasium imageio minari mujoco nashpy pygame rliable shapiq stable_baselines3
 control: install
-	@python -c 'import minari, pygame' 2> /dev/null || pip install -qq -c requirements.lock --no-build-isolation -e '.[control]'
+	@python -c 'import sys; from importlib.util import find_spec as has; sys.exit(not all(map(has, sys.argv[1:])))' $(CONTROL_NEEDS) \
+		|| pip install -qq -c requirements.lock --no-build-isolation -e '.[control]'
 	$(if $(METHOD),python -m stages.control run $(METHOD),dvc --wait-for-lock repro reports/control/dvc.yaml)
 
 # After changing dependencies in pyproject.toml and installing them into a fresh .venv.

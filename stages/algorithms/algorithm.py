@@ -32,7 +32,7 @@ from stages.algorithms.parts.external import external_loss
 from stages.algorithms.parts.gae import gae_advantage
 from stages.algorithms.parts.loss import LOSSES, Denominators, Loss, aggregate, clipped, kl_estimate, log_ratio, unit_log_ratio
 from stages.algorithms.parts.progress import progress_rewards
-from stages.algorithms.parts.reward import SCORED, kl_penalty, shape_rewards
+from stages.algorithms.parts.reward import kl_penalty, shape_rewards
 from stages.algorithms.parts.team_gae import team_advantage
 from stages.algorithms.parts.turn_critic import turn_critic_advantage
 from stages.algorithms.resolve import resolve_section, role_section
@@ -120,11 +120,6 @@ class Algorithm:
     def needs_greedy(self) -> bool:
         """Whether each task needs a greedy episode beside its group."""
         return self.rl.advantage.mean == "greedy" or (self.rl.reward.kind == "judge" and self.rl.judge.anchored_by_greedy)
-
-    @property
-    def needs_scores(self) -> bool:
-        """Whether batches need EpisodeRewards before their rewards are shaped."""
-        return self.rl.reward.kind in SCORED
 
     def turn_limit(self, step: int, longest: int) -> int | None:
         """Turn limit of episodes of step `step` (from 0); None for the environment's own limit, `longest`."""

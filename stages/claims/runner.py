@@ -193,8 +193,16 @@ class ExperimentRunner:
                 workspace.python(command, 1)
         return workspace
 
-    def measure(self, name: str, values: Mapping[str, Any], common: Mapping[str, Any], metrics: Sequence[str]) -> Outcome:
-        """One run of a program of MODULES; `common`: params.yaml of what its runs share. Raises RunFailedError."""
+    def measure(
+        self,
+        name: str,
+        values: Mapping[str, Any],
+        common: Mapping[str, Any],
+        metrics: Sequence[str],
+        required: Sequence[str] | None = None,
+    ) -> Outcome:
+        """One run of a program of MODULES; `common`: params.yaml of what its runs share; `required` as in `train_and_evaluate`.
+        Raises RunFailedError."""
         workspace = self._shared_workspace(common)
         began = time.monotonic()
         settings, result = f"{name}.yaml", f"{name}.result.json"
@@ -203,11 +211,11 @@ class ExperimentRunner:
         workspace.python(["-m", MODULES[self.program], *files], self.threads)
         found = read_json(workspace.folder / result)
         steps = found.pop("environment_steps")
-        missing = sorted(set(metrics) - set(found))
+        missing = sorted(set(metrics if required is None else required) - set(found))
         if missing:
             raise RunFailedError(f"{name} has no metric '{missing[0]}'; it has {', '.join(found)}")
         seconds = round(time.monotonic() - began, 1)
-        return Outcome({metric: found[metric] for metric in metrics}, steps, seconds, self.commit, self.code)
+        return Outcome({metric: found.get(metric) for metric in metrics}, steps, seconds, self.commit, self.code)
 
     def train_and_evaluate(
         self,

@@ -25,7 +25,7 @@ from stages.runtime.workers import quiet_environment
 from stages.tracking import open_tracker
 
 RUNS, RESULT, FILM = Path("reports/control/runs"), "result.json", "film.webp"
-PAGE = Path("reports/control/page.html")
+PAGE, RESULTS = Path("reports/control/page.html"), Path("reports/control/results.csv")
 DATA, DATA_REPORTS = Path("data/control"), Path("reports/control/data")
 
 
@@ -107,7 +107,7 @@ def known(name: str, names: list[str], what: str) -> None:
 
 
 def write_page(root: Path, lane: Lane) -> None:
-    from stages.reporting.control_page import render_control_page
+    from stages.reporting.control_page import render_control_page, results_table
 
     missing = [name for name in lane.methods if not (root / RUNS / name / RESULT).exists()]
     if missing:
@@ -117,7 +117,8 @@ def write_page(root: Path, lane: Lane) -> None:
     films = {name: path.read_bytes() for name, path in drawn.items() if path.exists()}
     data = {name: read_json(root / DATA_REPORTS / f"{name}.json") for name in lane.data}
     atomic_text(root / PAGE, render_control_page(lane, runs, films, data))
-    print(f"control: wrote {PAGE}")
+    atomic_text(root / RESULTS, results_table(runs))
+    print(f"control: wrote {PAGE} and {RESULTS}")
 
 
 @command

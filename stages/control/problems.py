@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from stages.control.advice.settings import Advice
 from stages.control.calls.settings import PlantedCalls
-from stages.control.exact.settings import LinearPvi, TabularQ
+from stages.control.exact.settings import LinearPvi, LipschitzModel, TabularQ
 from stages.control.games.settings import Goofspiel, MatrixGame
 from stages.control.linear.settings import LinearModel
 from stages.control.off_policy.dqn_settings import DeepQ
@@ -16,7 +16,7 @@ from stages.control.on_policy.settings import Ppo
 from stages.control.pursuit.settings import Pursuit
 from stages.control.reach.settings import Reach
 from stages.control.settings import OfflineQ
-from stages.control.soft_q.settings import JointActions
+from stages.control.soft_q.settings import DetourTask, JointActions
 from stages.runtime.validation import Section
 
 
@@ -48,6 +48,12 @@ PROBLEMS = {
         LinearPvi,
         (*(f"control.return_{percent}" for percent in ("mean", 0, 30, 60, 90, 100)), "control.suboptimality_tv"),
         "each seed has its own episodes of a random player; policies are evaluated exactly",
+    ),
+    "lipschitz_model": Problem(
+        "stages.control.exact.lipschitz_models",
+        LipschitzModel,
+        ("control.value_error", "control.bound", "control.wasserstein", "control.slope", "control.suboptimality"),
+        "each seed has its own samples; values are compared with the exact ones",
     ),
     "gymnasium": Problem(
         "stages.control.off_policy.training",
@@ -96,6 +102,12 @@ PROBLEMS = {
         JointActions,
         ("control.greedy_reward", "control.soft_reward", "control.value_error"),
         "each seed has its own dataset, networks and batches",
+    ),
+    "detour": Problem(
+        "stages.control.soft_q.detour",
+        DetourTask,
+        ("control.success", "control.hits", "control.return_end", "control.return_mean"),
+        "each seed has its own demonstrations, networks and episodes",
     ),
     "matrix_game": Problem(
         "stages.control.games.matrix_games",

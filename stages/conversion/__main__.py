@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from stages.conversion.call_log import read_calls
+from stages.conversion.call_log import read_calls, unmasked_lines
 from stages.conversion.rounds import convert
 from stages.conversion.router import CallRouter
 from stages.conversion.settings import Conversion
@@ -33,9 +33,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m stages.conversion", description=__doc__)
     parser.add_argument("settings", type=Path, help="a YAML file; see examples/conversion.yaml")
     parser.add_argument("--answer", type=Path, metavar="FILE", help="route the calls of another log instead, as lines of JSON")
+    restore = "print the log with personal data in place of its placeholders, which takes the key that it was masked with"
+    parser.add_argument("--unmask", action="store_true", help=restore)
     options, root = parser.parse_args(argv), Path.cwd()
     try:
         settings = load_settings(options.settings)
+        if options.unmask:
+            print("\n".join(unmasked_lines(root / settings.log, root / settings.key)))
+            return 0
         if options.answer is None:
             report = convert(settings, root)
             why = f" ({report['why']})" if "why" in report else ""

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stages.conversion.masking import Masker
+from stages.conversion.masking import Masker, load_key
 
 VERSION = 1
 """Of the rows; those of other versions are left out."""
@@ -28,7 +28,7 @@ class CallLog:
         path.parent.mkdir(parents=True, exist_ok=True)
         for call in read_calls(path) if path.exists() else ():
             self._calls[call["trace"]] = max(call["call"], self._calls.get(call["trace"], -1))
-        self._vault = path.with_suffix(".vault.json")
+        self._vault = vault_of(path)
         if masker is not None and self._vault.exists():
             masker.vault |= json.loads(self._vault.read_text(encoding="utf-8"))
 
@@ -85,3 +85,23 @@ def read_calls(path: Path) -> list[dict[str, Any]]:
             raise ValueError(f"{path}:{number} is not a row of a serving log ({error!r})") from error
     calls.sort(key=lambda call: (call["trace"], call["call"]))
     return [{**call, "outcome": outcomes.get(call["trace"])} for call in calls]
+
+
+def vault_of(path: Path) -> Path:
+    """Where the values that are masked in a log are."""
+    return path.with_suffix(".vault.json")
+
+
+def unmasked_lines(path: Path, key: Path) -> list[str]:
+    """The calls of a log as lines of JSON, with personal data in place of its placeholders. Raises ValueError if the key or the
+    vault is missing, or the key is another."""
+    for file in (key, vault_of(path)):
+        if not file.exists():
+            raise ValueError(f"{file} does not exist; personal data is restored with the key and the vault of the log")
+    masker = Masker(load_key(key), (), vault=json.loads(vault_of(path).read_text(encoding="utf-8")))
+    found = []
+    for call in read_calls(path):
+        prompt = [{**message, "content": masker.unmask(message["content"])} for message in call["prompt"]]
+        row = {**call, "prompt": prompt, "response": masker.unmask(call["response"])}
+        found.append(json.dumps(row, ensure_ascii=False, sort_keys=True))
+    return found

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from stages.judging.contract import Judge, Judgment, Question
-from stages.records.episode import read_rows, write_table
+from stages.records.episode import write_table
 
 JUDGMENT_SCHEMA = pa.schema(
     [
@@ -63,8 +63,3 @@ def write_judgments(path: Path | str, rows: Iterable[Mapping[str, Any]]) -> None
     """Write rows in an order that does not depend on how they were asked: by step, task, question, candidates."""
     key = ("step", "task_id", "judgment_id", "candidates", "repeat")
     write_table(path, JUDGMENT_SCHEMA, sorted(rows, key=lambda row: tuple(row[name] for name in key)))
-
-
-def read_judgments(path: Path | str, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """Rows of a table of judgments. Raises FileNotFoundError or ValueError naming the path."""
-    return read_rows(path, columns)

@@ -9,7 +9,7 @@ from typing import Any
 from stages.control.lane.settings import Lane
 from stages.control.lane.statistics import improvement, iqm_curve, last_scores
 from stages.evaluation.aggregates import Bounded, iqm, stratified_bootstrap
-from stages.reporting.blocks import Block, Figures, Section, Table, draw, number, slug
+from stages.reporting.blocks import Block, Figures, Heading, Section, Table, draw, number, slug
 from stages.reporting.figures.control import control_curves
 from stages.reporting.style import css_variables
 from stages.reporting.template import template
@@ -45,14 +45,15 @@ def learning_section(lane: Lane, runs: Runs) -> Section:
     for group, names in played(lane, runs).items():
         offline = runs[names[0]]["problem"] == "offline"
         curves = {title_of(lane, name): (runs[name]["steps"], iqm_curve(runs[name]["returns"])) for name in names}
-        caption = f"{group}: return while learning{' from the data set' if offline else ''}."
+        caption = f"Return while learning{' from the data set' if offline else ''}."
         across = "updates" if offline else "environment steps"
+        blocks.append(Heading(group))
         blocks.append(Figures([draw(f"curve-{slug(group)}", caption, control_curves, curves, across)]))
-        blocks.append(ends(lane, runs, group, names))
+        blocks.append(ends(lane, runs, names))
     return Section("learning", "Learning curves", intro, blocks)
 
 
-def ends(lane: Lane, runs: Runs, group: str, names: Sequence[str]) -> Table:
+def ends(lane: Lane, runs: Runs, names: Sequence[str]) -> Table:
     """How runs end, and the probability that one ends higher than one of the group's first method."""
     rows = []
     for name in names:
@@ -63,7 +64,7 @@ def ends(lane: Lane, runs: Runs, group: str, names: Sequence[str]) -> Table:
         better = "–" if name == names[0] else interval(improvement(runs[name], runs[names[0]]), 2)
         rows.append([title_of(lane, name), interval(found), share, better])
     header = ("method", "return at the end", "of the scale", f"P(better than {title_of(lane, names[0])})")
-    return Table(group, header, rows)
+    return Table("Ends of runs", header, rows)
 
 
 def data_section(data: Runs) -> Section | None:
@@ -103,6 +104,16 @@ def spread(values: Sequence[float]) -> str:
         return "–"
     mean, low, high = sum(values) / len(values), min(values), max(values)
     return number(mean) if low == high else f"{number(mean)} ({number(low)} to {number(high)})"
+
+
+def results_table(runs: Runs) -> str:
+    """CSV: method, problem, task, figure, mean over seeds, lowest, highest; to six digits."""
+    rows = [("method", "problem", "task", "figure", "mean", "lowest", "highest")]
+    for name, run in runs.items():
+        for figure, values in run["figures"].items():
+            found = (sum(values) / len(values), min(values), max(values))
+            rows.append((name, run["problem"], run["task"], figure, *(f"{value:.6g}" for value in found)))
+    return "".join(",".join(row) + "\n" for row in rows)
 
 
 def render_control_page(lane: Lane, runs: Runs, films: Mapping[str, bytes], data: Runs) -> str:

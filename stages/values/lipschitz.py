@@ -22,8 +22,8 @@ CARD = Card(
     "sum_i (Q_i(s + d, a) - Q_i(s, a))^2; |T V - T' V| <= gamma L W1(p, p')",
     assumptions="values need to change slowly with the state only where the model errs",
     reduces_to="weight 0, epsilon 0 or beta large: SAC, with dynamics MBPO with one deterministic model",
-    tested_by="tests/control/off_policy/test_lipschitz.py",
-    switch="lipschitz.kind: spectral or robust of environment gymnasium, lane control; "
+    tested_by="tests/control/off_policy/test_lipschitz.py, tests/control/exact/test_lipschitz_models.py",
+    switch="lipschitz.kind: spectral or robust of environment gymnasium, slope of lipschitz_model, lane control; "
     "annotate.evaluation.model_rollouts.lipschitz",
 )
 Values = Callable[[Tensor], Tensor]

@@ -18,7 +18,7 @@ from stages.algorithms.parts.advantage import GreedyReturns
 from stages.algorithms.parts.loss import MeanLogprobs, denominators
 from stages.algorithms.parts.part import Part, conditions, get, parts_of
 from stages.algorithms.parts.progress import Progress
-from stages.algorithms.parts.reward import EpisodeRewards
+from stages.algorithms.parts.reward import SCORED, EpisodeRewards
 from stages.algorithms.parts.teacher import Teacher
 from stages.algorithms.parts.turn_critic import TurnCritic
 from stages.algorithms.registry import cards, composition, names
@@ -285,7 +285,7 @@ def test_every_method_and_aggregation_takes_a_step(make_batch, name: str, aggreg
     """A finite loss and a non-zero gradient on two prompts."""
     algorithm = resolve(Rl(algorithm=name, group_size=2, loss={"aggregation": aggregation}), MAX_LENGTH)
     batch = make_batch([[1, 0], [0, 1]], lengths=[2, 3, 4, 1]).with_extra(GreedyReturns(torch.tensor([0.0, 0.0, 1.0, 1.0])))
-    if algorithm.needs_scores:
+    if algorithm.rl.reward.kind in SCORED:
         batch = batch.with_extra(EpisodeRewards(batch.rewards))
     if algorithm.needs_reference:
         batch = batch.with_(logprobs_ref=batch.logprobs_old - 0.1 * batch.mask)

@@ -12,7 +12,6 @@ import pytest
 from stages.agent.policy import load_policy
 from stages.annotation.judge_model import FOLDER, fit_judge_model
 from stages.judging.settings import JudgeModel
-from stages.judging.table import read_judgments
 from stages.params import parse_params
 from stages.records.episode import Episode, Owner, TurnRecord, read_rows, write_episodes
 from stages.records.task import Task
@@ -73,7 +72,7 @@ def test_model_preferences_and_judgments_are_written_reproducibly(make) -> None:
     rows = read_rows(out / "preferences.parquet")
     assert len(rows) == 18
     assert all("the key" in row["answers"][0 if row["prefers_first"] else 1] for row in rows)
-    assert len(read_judgments(out / "judgments.parquet")) == 72
+    assert len(read_rows(out / "judgments.parquet")) == 72
     again, other = make("second")
     assert contents(out) == contents(other)
     assert report == again
@@ -92,7 +91,7 @@ def test_principles_are_measured_alone_and_negated(make) -> None:
 
 def test_the_policy_labels_by_its_options(make) -> None:
     report, out = make("policy", labels="policy", kind="comparison", program={"noise": 0.5})
-    rows = read_judgments(out / "judgments.parquet")
+    rows = read_rows(out / "judgments.parquet")
     assert {row["judge"] for row in rows} == {"local"}
     assert report["labelling"]["calls"] == 2 * len(rows) == 2 * 36
 

@@ -16,7 +16,7 @@ from sklearn.metrics import adjusted_rand_score
 from stages.control.calls.planted import SHIFTED, calls_of, planted
 from stages.control.calls.settings import PlantedCalls
 from stages.control.problems import PROBLEMS
-from stages.conversion.call_log import CallLog, read_calls
+from stages.conversion.call_log import CallLog, read_calls, unmasked_lines
 from stages.conversion.choice import Scored, Share, calibrated, cost_per_call, lower_bound, promoted, replaceable_share, select
 from stages.conversion.clusters import fit_clusters
 from stages.conversion.curate_calls import curated
@@ -101,6 +101,12 @@ def test_log_has_no_human_facing_calls_and_no_personal_data(tmp_path: Path):
     assert again.masker is not None
     assert again.masker.unmask(newest["prompt"][0]["content"]) == "x@y.org"
     assert again.masker.unmask(calls[0]["response"]) == "mail a.b@c.de"
+    (tmp_path / "key").write_text(KEY.hex())
+    restored = [json.loads(line) for line in unmasked_lines(tmp_path / "calls.jsonl", tmp_path / "key")]
+    assert [row["response"] for row in restored] == ["mail a.b@c.de", "done", "done"]
+    with pytest.raises(ValueError, match="none does not exist; personal data is restored with the key"):
+        unmasked_lines(tmp_path / "calls.jsonl", tmp_path / "none")
+    assert not (tmp_path / "none").exists()
     (tmp_path / "calls.jsonl").write_text(written + "[]\n")
     with pytest.raises(ValueError, match=r"calls\.jsonl:4 is not a row"):
         read_calls(tmp_path / "calls.jsonl")

@@ -13,8 +13,8 @@ from stages.judging.agreement import against, read_labels
 from stages.judging.contract import Question
 from stages.judging.program import ProgramJudge
 from stages.judging.settings import ProgramFaults
-from stages.judging.table import read_judgments
 from stages.params import parse_params
+from stages.records.episode import read_rows
 from stages.runtime.validation import ParamsError
 
 
@@ -92,7 +92,7 @@ def test_a_judge_is_measured_in_both_orders(tmp_path: Path) -> None:
     assert (good["pairs"], good["accuracy"], good["kappa"], good["alpha"], good["flip_rate"]) == (10, 1.0, 1.0, 1.0, 0.0)
     assert (good["calls"], good["statuses"], good["money"]) == (20, {"ok": 20}, 0.0)
     assert good["calls_per_second"] > 0
-    assert len(read_judgments(out)) == 20
+    assert len(read_rows(out)) == 20
     biased = measured(ProgramJudge(ProgramFaults(noise=0.0, gain=0.0, position=2.0), quality, 0), path, None, None)
     assert (biased["accuracy"], biased["flip_rate"], biased["ties"], biased["position_bias"]) == (0.5, 1.0, 1.0, 2.0)
 

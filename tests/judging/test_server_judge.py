@@ -20,7 +20,8 @@ from stages.judging.orders import Match, play
 from stages.judging.replies import messages, parse, schema
 from stages.judging.server import ServerJudge
 from stages.judging.settings import ServerParams
-from stages.judging.table import judgment_row, read_judgments, write_judgments
+from stages.judging.table import judgment_row, write_judgments
+from stages.records.episode import read_rows
 
 RUBRIC = Rubric(answer=("clarity", "depth"))
 Handler = Callable[[httpx.Request], httpx.Response]
@@ -95,7 +96,7 @@ def test_run_repeats_from_its_cache_to_the_same_bytes(tmp_path: Path) -> None:
         assert server.spent.money == pytest.approx((2 + 3) * (100 * 1.0 + 20 * 2.0) / 1e6)
         assert server.sent == (8 if run == 0 else 0)
     assert tables[0] == tables[1]
-    statuses = {row["candidates"][0]: row["status"] for row in read_judgments(tmp_path / "0.parquet")}
+    statuses = {row["candidates"][0]: row["status"] for row in read_rows(tmp_path / "0.parquet")}
     assert statuses == {"0a": "ok", "1a": "rate_limit", "2a": "nonsense", "3a": "ok"}
 
 
@@ -134,7 +135,7 @@ def test_failures_have_a_status_and_become_ties(tmp_path: Path, handler: Handler
     else:
         assert waits == []
     write_judgments(tmp_path / "table.parquet", [judgment_row(server, question(), judgment)])
-    assert read_judgments(tmp_path / "table.parquet")[0]["status"] == status
+    assert read_rows(tmp_path / "table.parquet")[0]["status"] == status
     match = Match("task", "p", Candidate("a", name="a"), Candidate("b", name="b"), RUBRIC)
     assert play(server, [match])[0] == [(10.0, 10.0)]
 

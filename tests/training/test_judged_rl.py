@@ -14,7 +14,7 @@ from stages import rl
 from stages.algorithms.algorithm import resolve
 from stages.algorithms.settings import Rl
 from stages.judging.contract import NO_REPLY
-from stages.judging.table import read_judgments
+from stages.records.episode import read_rows
 from stages.runtime.validation import ParamsError
 from training.toys import SHORT_RUN, KilledError, kill_at_step, outputs, read_history
 
@@ -29,7 +29,7 @@ def report(context) -> dict[str, Any]:
 
 
 def judgments(context) -> list[dict[str, Any]]:
-    return read_judgments(context.root / "data/rl/toy/judgments.parquet")
+    return read_rows(context.root / "data/rl/toy/judgments.parquet")
 
 
 def test_tournaments_are_played_counted_and_kept(make_context) -> None:

@@ -20,7 +20,7 @@ from stages.algorithms.resolve import contradictions, resolve_section
 from stages.algorithms.settings import Rl
 from stages.annotation.settings import Annotate
 from stages.judging.extraction import MISSING
-from stages.judging.table import read_judgments
+from stages.records.episode import read_rows
 from stages.records.thinking import Thinking
 from stages.training.common.batches import trajectory_batch
 from training.toys import SHORT_RUN, KilledError, kill_at_step, make_episode, outputs, read_history
@@ -52,7 +52,7 @@ def test_by_its_name_a_strict_judge_reads_no_thoughts_and_the_run_resumes(contex
     whole = context_of("whole", marks)
     rl.run(whole)
     assert json.loads((whole.root / "reports/rl/toy.json").read_text())["algorithm"] == "rlmt"
-    rows = read_judgments(whole.root / "data/rl/toy/judgments.parquet")
+    rows = read_rows(whole.root / "data/rl/toy/judgments.parquet")
     assert {answer for row in rows for answer in row["answers"]} == {MISSING}
     for row in read_history(whole.root):
         assert (row["judge_response_rate"], row["judge_response_words"]) == (0, 0)
@@ -69,7 +69,7 @@ def test_a_lenient_judge_reads_everything(context_of) -> None:
     judge = {**RLMT["judge"], "extract": {"strict": False}}
     context = context_of("lenient", {"start": "<think>", "end": "</think>"}, steps=1, judge=judge)
     rl.run(context)
-    rows = read_judgments(context.root / "data/rl/toy/judgments.parquet")
+    rows = read_rows(context.root / "data/rl/toy/judgments.parquet")
     assert MISSING not in {answer for row in rows for answer in row["answers"]}
     (row,) = read_history(context.root)
     assert row["judge_response_rate"] == 1

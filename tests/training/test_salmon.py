@@ -20,7 +20,7 @@ from stages.algorithms.settings import Rl
 from stages.annotation.settings import Annotate
 from stages.judging.local import LocalJudge
 from stages.judging.settings import LocalParams
-from stages.judging.table import read_judgments
+from stages.records.episode import read_rows
 from stages.runtime.validation import ParamsError
 from stages.training.rl.critic import Critic, clipped_errors, reward_start
 from stages.values.settings import HeadParams
@@ -56,7 +56,7 @@ def test_by_its_name_it_reads_annotates_model_and_resumes_to_the_same_bytes(cont
     report = json.loads((whole.root / "reports/rl/toy.json").read_text())
     assert report["algorithm"] == "salmon"
     assert report["judge"]["judge"] == "local"
-    rows = read_judgments(whole.root / "data/rl/toy/judgments.parquet")
+    rows = read_rows(whole.root / "data/rl/toy/judgments.parquet")
     assert len(rows) == 3 * 12
     for row in read_history(whole.root):
         assert row["judge_short"] < 0, "attributes of the answers are in the history"
@@ -116,7 +116,7 @@ def test_a_program_judges_by_the_attributes_that_principles_name(make_context) -
     items = [{"name": "short", "text": "short", "negative": "long"}]
     context = make_context("rl", rl={**section, "judge": {"program": exact, "principles": {"items": items}}})
     rl.run(context)
-    for row in read_judgments(context.root / "data/rl/toy/judgments.parquet"):
+    for row in read_rows(context.root / "data/rl/toy/judgments.parquet"):
         assert row["scores"][0] == pytest.approx(-len(row["answers"][0].split()) / 5)
     unknown = [{"name": "polite", "text": "polite", "negative": "rude"}]
     context = make_context("rl", "unknown", rl={**section, "judge": {"principles": {"items": unknown}}})

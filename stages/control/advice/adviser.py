@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from stages.seeding import stream
 ANALYSES = tuple(f"the agent should {goal} now" for goal in GOALS)
 """One for each goal: the adapter's possible answers."""
 CONSTANT = 0.5
-"""The score in the adapter's prompt if it is not to know it."""
+"""The score that the adapter reads if it is not to know it."""
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,9 @@ class Fields:
     last_action: str
     guidance: str
     score: float
-    """Of the guidance; three decimals in the prompt."""
+    """Of the guidance."""
     state: tuple[int, ...]
     """Inventory and achievements as numbers, which `carried` says in words."""
-
-    def adapter_prompt(self) -> str:
-        return (
-            f"You analyse an agent that must make an iron pickaxe. It sees {self.seen}. It carries {self.carried}. Its last "
-            f"action: {self.last_action or 'none'}. Its goal: {self.guidance or 'none'}. How well it follows: {self.score:.3f}."
-        )
 
     def decision_prompt(self, analysis: str) -> str:
         text = (
@@ -54,9 +48,6 @@ class Pair:
     fields: Fields
     analysis: int
     gain: int
-
-    def row(self) -> dict[str, Any]:
-        return {"fields": asdict(self.fields), "analysis": ANALYSES[self.analysis], "gain": self.gain}
 
 
 def kept(pairs: Sequence[Pair], target: str) -> list[Pair]:

@@ -1,6 +1,7 @@
 """A language model from a folder as the decision: it chooses among the goals by the probabilities of their texts.
 
-Requests and answers are recorded with their hashes, so that a run can be repeated from the record without the model.
+Requests and answers are recorded by hashes of the model's files and the prompt, so that a run can be repeated from the record
+without the model.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from stages.control.advice.settings import Decision
 from stages.control.advice.world import GOALS
 from stages.records.sections import params_hash
 from stages.runtime.files import atomic_text
+from stages.runtime.lineage import dvc_hash
 from stages.runtime.validation import ParamsError
 from stages.seeding import stream
 
@@ -23,23 +25,41 @@ from stages.seeding import stream
 class LanguageModel:
     """See the module. `calls`: requests that the model answered. The model is loaded when it is first asked.
 
-    Raises ParamsError for a folder without a model, or a record that is not one."""
+    Raises ParamsError for a folder without a model, unless the record answers in its place, or a record that is not one."""
 
     def __init__(self, settings: Decision) -> None:
         self.settings, self.calls = settings, 0
         self.folder, self.file = Path(settings.model), None if settings.records is None else Path(settings.records)
         self.answers: dict[str, list[float]] = {}
+        """By request: a hash of the model's files and the prompt."""
+        self.models: dict[str, str] = {}
+        """By request: the hash of the model that answered."""
         self._loaded: tuple[Any, Any] | None = None
         if self.file is not None and self.file.exists():
             self._read(self.file)
-        elif not (self.folder / "config.json").exists():
-            raise ParamsError(f"decision.model: {settings.model} is no folder of a model (config.json is missing); name another")
+        self.model = self._hash()
+
+    def _hash(self) -> str:
+        """Of the folder's files; without the folder, of the only model in the record."""
+        if (self.folder / "config.json").exists():
+            return dvc_hash(self.folder)
+        recorded = sorted(set(self.models.values()))
+        if len(recorded) > 1:
+            raise ParamsError(
+                f"decision.records: {self.file} has answers of {len(recorded)} models; decision.model must name the folder of one"
+            )
+        if not recorded:
+            raise ParamsError(
+                f"decision.model: {self.settings.model} is no folder of a model (config.json is missing); name another"
+            )
+        return recorded[0]
 
     def _read(self, file: Path) -> None:
         for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
             try:
                 row = json.loads(line)
                 self.answers[row["request"]] = [float(value) for value in row["logprobs"]]
+                self.models[row["request"]] = str(row["model"])
             except (ValueError, KeyError, TypeError) as error:
                 raise ParamsError(
                     f"decision.records: line {number} of {file} is no recorded answer ({error}); remove it"
@@ -47,10 +67,10 @@ class LanguageModel:
 
     def choose(self, prompts: Sequence[str], keys: Sequence[tuple[object, ...]]) -> list[int]:
         """A goal for each prompt, drawn by softmax(mean log-probability per token / temperature)."""
-        names = [params_hash({"model": self.settings.model, "prompt": prompt}) for prompt in prompts]
+        names = [params_hash({"model": self.model, "prompt": prompt}) for prompt in prompts]
         unknown = {name: prompt for name, prompt in zip(names, prompts, strict=True) if name not in self.answers}
         for name, prompt in unknown.items():
-            self.answers[name] = self._ask(prompt)
+            self.answers[name], self.models[name] = self._ask(prompt), self.model
         found = []
         for name, key in zip(names, keys, strict=True):
             shares = torch.softmax(torch.tensor(self.answers[name], dtype=torch.float64) / self.settings.temperature, -1)
@@ -82,5 +102,7 @@ class LanguageModel:
     def save(self) -> None:
         """Write the record, if there is to be one, in the order of hashes."""
         if self.file is not None and self.calls:
-            rows = ({"request": name, "logprobs": self.answers[name]} for name in sorted(self.answers))
+            rows = (
+                {"request": name, "model": self.models[name], "logprobs": self.answers[name]} for name in sorted(self.answers)
+            )
             atomic_text(self.file, "".join(json.dumps(row) + "\n" for row in rows))

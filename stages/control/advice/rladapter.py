@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from stages.control.advice.adviser import Adviser, Fields, LogisticAdapter, Pair
+from stages.control.advice.adviser import CONSTANT, Adviser, Fields, LogisticAdapter, Pair
 from stages.control.advice.language_model import LanguageModel
 from stages.control.advice.ppo import Player, Steps, advantages, update
 from stages.control.advice.settings import Advice
@@ -78,7 +78,7 @@ class Guided:
             score = follows(history, text, settings.encoder, settings.score)
             if text and history:
                 self.follow.append((score, self.gains[row]))
-            told = score if settings.adapter.use_score else 0.5
+            told = score if settings.adapter.use_score else CONSTANT
             state = (*(grid.things[row] > 0).astype(int).tolist(), *grid.tools[row].astype(int).tolist())
             state = (*state, *grid.done[row].astype(int).tolist())
             last = history[-1] if history else ""

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from stages.runtime.validation import Count, NonNegative, Positive, Section, Share
+from stages.runtime.validation import Count, NonNegative, Positive, Section, Share, refuse_idle
 
 PENALISED = ("tv", "kl", "chi2")
 CONSTRAINED = ("tv_constrained", "kl_constrained")
@@ -81,4 +81,38 @@ class TabularQ(Section):
     def _whole(self) -> TabularQ:
         if self.episodes % self.batch:
             raise ValueError(f"episodes {self.episodes} must be a multiple of batch {self.batch}")
+        return self
+
+
+class LipschitzModel(Section):
+    """Value iteration in a learnt model of a walk on a line (stages/control/exact/lipschitz_models.py)."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    states: Annotated[int, Field(ge=3, le=401)] = 41
+    """Evenly spread over [0, 1]."""
+    move: Annotated[float, Field(gt=0.0, le=1.0)] = 0.1
+    """How far the actions left and right lead; the third one stays."""
+    noise: Positive = 0.05
+    """Standard deviation of where an action leads."""
+    goal: Share = 0.7
+    cost: NonNegative = 0.05
+    """Of a move. The reward is minus the distance from the goal minus this."""
+    gamma: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.9
+    samples: Count = 5
+    """Transitions of each state and action that models are learnt from."""
+    model: Literal["deterministic", "probabilistic"] = "deterministic"
+    """deterministic: the state nearest to the samples' mean; probabilistic: the samples' shares."""
+    members: Count = 1
+    """Models, each of its own bootstrap sample if there are several; a prediction is one of theirs, drawn at random."""
+    slope: Positive | None = None
+    """Most slope of values: after every sweep they are replaced by a function of that slope near them. null: no limit."""
+    operator: Literal["max", "mean", "mellowmax", "boltzmann"] = "max"
+    """From action values to values. All but boltzmann are non-expansions, with which value iteration converges."""
+    temperature: Positive = 0.1
+    """mellowmax, boltzmann: of the actions."""
+
+    @model_validator(mode="after")
+    def _idle(self) -> LipschitzModel:
+        soft = self.operator in ("mellowmax", "boltzmann")
+        refuse_idle(self, "", {"temperature": (soft, "operator: mellowmax or boltzmann")})
         return self

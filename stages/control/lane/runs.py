@@ -16,7 +16,7 @@ from stages.control.problems import PROBLEMS
 from stages.records.episode import read_json, write_json
 from stages.runtime.files import atomic_bytes
 from stages.runtime.lineage import dvc_hash
-from stages.runtime.validation import ParamsError
+from stages.runtime.validation import ParamsError, Section
 from stages.runtime.workers import worker_pool
 
 SCRATCH = Path(".bellwether/control")
@@ -24,7 +24,7 @@ SCRATCH = Path(".bellwether/control")
 
 def code_of(root: Path) -> list[str]:
     """Hashes of the code that bears on the lane's runs."""
-    return [dvc_hash(root / "stages" / part) for part in ("control", "values", "seeding.py")]
+    return [dvc_hash(root / "stages" / part) for part in ("control", "values", "seeding.py", "environments/wordle/rules.py")]
 
 
 def digest(parts: list[Any]) -> str:
@@ -64,13 +64,14 @@ def learn(module: str, settings: Any) -> Learnt:
     """A run of a problem's module, which has `learn`, with curves, or only `run`."""
     imported = importlib.import_module(module)
     full: Callable[[Any], Learnt] | None = getattr(imported, "learn", None)
-    if full is not None and PLAYED & set(type(settings).model_fields):
+    if full is not None and plays(settings):
         return full(settings)
     return Learnt(dict(imported.run(settings)))
 
 
-PLAYED = {"evaluate_every"}
-"""Settings of problems whose policies are evaluated while they learn: their modules have `learn`."""
+def plays(settings: Section) -> bool:
+    """Whether policies are evaluated while they learn: the module has `learn`, and a run takes longer than starting a process."""
+    return "evaluate_every" in type(settings).model_fields
 
 
 def film_of(learnt: Learnt, settings: Any, film: Film) -> bytes:
@@ -96,7 +97,7 @@ def play_method(root: Path, path: Path, name: str, workers: int) -> dict[str, An
     scratch = scratch_of(root, lane, name)
     scratch.mkdir(parents=True, exist_ok=True)
     jobs = [(path, name, seed, scratch) for seed in range(lane.seeds)]
-    if workers > 1 and len(jobs) > 1:
+    if workers > 1 and len(jobs) > 1 and plays(lane.section(name, 0)):
         with worker_pool(min(workers, len(jobs)), one_thread) as pool:
             runs = list(pool.map(play_seed, *zip(*jobs, strict=True)))
     else:

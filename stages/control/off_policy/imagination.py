@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
 import torch
@@ -82,7 +81,7 @@ class Imagination:
             return (self.replay if imagined else real).draw(count, generator)
         made_up = round(share * count)
         parts = [replay.draw(number, generator) for replay, number in ((real, count - made_up), (self.replay, made_up)) if number]
-        return Transitions(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(Transitions)))
+        return Transitions.joined(parts)
 
     def state(self) -> dict[str, Any]:
         """What `restore` takes."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import numpy as np
 import torch
 
@@ -63,4 +61,4 @@ def new_transitions(agent: Agent, settings: OffPolicy, generator: torch.Generato
         parts.append(step.at(torch.from_numpy(np.flatnonzero(going))))
         going &= ~outcome.ended
         observation = outcome.observation
-    return Transitions(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(Transitions)))
+    return Transitions.joined(parts)

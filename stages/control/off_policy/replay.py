@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -25,6 +27,11 @@ class Transitions:
 
     def at(self, rows: Tensor) -> Transitions:
         return Transitions(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+    @staticmethod
+    def joined(parts: Sequence[Transitions]) -> Transitions:
+        """All steps of the parts, in their order."""
+        return Transitions(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(Transitions)))
 
 
 class Replay:
@@ -61,3 +68,29 @@ class Replay:
         self.added = int(state["added"])
         for field in fields(self.kept):
             getattr(self.kept, field.name)[: len(self)] = state[field.name]
+
+
+@dataclass(frozen=True)
+class Demonstrations:
+    """Recorded steps that an agent learns from beside its own; the replay buffer begins with them."""
+
+    data: Transitions
+    share: float
+    """Of each batch that is drawn from the demonstrations alone."""
+
+    def rows(self, count: int) -> int:
+        """The first so many of a batch of `count` are demonstrations."""
+        return round(self.share * count)
+
+    def draw(self, replay: Replay, count: int, generator: torch.Generator) -> Transitions:
+        """A batch: demonstrations, then steps of the replay buffer."""
+        recorded = self.rows(count)
+        chosen = torch.randint(len(self.data.reward), (recorded,), generator=generator)
+        return Transitions.joined([self.data.at(chosen), replay.draw(count - recorded, generator)])
+
+    def digest(self) -> str:
+        """SHA-256 of the steps and the share."""
+        found = hashlib.sha256(str(self.share).encode())
+        for field in fields(self.data):
+            found.update(getattr(self.data, field.name).contiguous().numpy().tobytes())
+        return found.hexdigest()

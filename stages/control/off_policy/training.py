@@ -7,6 +7,7 @@ thread to the bit.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -21,7 +22,7 @@ from stages.control.off_policy.dqn_settings import DeepQ
 from stages.control.off_policy.evaluation import first_episodes, mean_return, overestimation
 from stages.control.off_policy.imagination import Imagination
 from stages.control.off_policy.model_evaluation import model_figures
-from stages.control.off_policy.replay import Replay, Transitions
+from stages.control.off_policy.replay import Demonstrations, Replay, Transitions
 from stages.control.off_policy.settings import Loop, OffPolicy
 from stages.control.off_policy.vector_task import VectorTask
 from stages.control.one_run import one_run
@@ -30,12 +31,15 @@ from stages.runtime.files import atomic_file
 from stages.runtime.validation import ParamsError
 from stages.seeding import key64, seed_torch
 
+MakeAgent = Callable[[Any, int, int], Any]
+"""Settings, numbers in an observation, actions -> an agent as `make_agent` makes them."""
+
 
 class Training:
     """One agent's run; see `OffPolicy` and `DeepQ`."""
 
-    def __init__(self, settings: Loop) -> None:
-        """Raises ParamsError, ModuleNotFoundError as VectorTask does."""
+    def __init__(self, settings: Loop, make: MakeAgent | None = None, demonstrations: Demonstrations | None = None) -> None:
+        """make: of agents of other settings than these. Raises ParamsError, ModuleNotFoundError as VectorTask does."""
         seed_torch(settings.seed, "off_policy")
         self.settings = settings
         allowed: Any = "discrete" if isinstance(settings, DeepQ) else "continuous"
@@ -43,8 +47,12 @@ class Training:
         self.task = VectorTask(settings.task, settings.environments, **options)
         self.evaluated = VectorTask(settings.task, settings.evaluate_episodes, **options)
         sizes = (self.task.observations, self.task.actions)
-        self.agent = make_agent(settings, *sizes)
-        self.replay = Replay(min(settings.replay, settings.steps), sizes[0], 1 if self.task.discrete else sizes[1])
+        self.agent = (make or make_agent)(settings, *sizes)
+        self.demonstrations = demonstrations
+        known = 0 if demonstrations is None else len(demonstrations.data.reward)
+        self.replay = Replay(min(settings.replay, settings.steps + known), sizes[0], 1 if self.task.discrete else sizes[1])
+        if demonstrations is not None:
+            self.replay.add(demonstrations.data)
         imagines = isinstance(settings, OffPolicy) and settings.dynamics
         self.imagination = Imagination(settings, *sizes) if imagines else None
         self.generator = torch.Generator().manual_seed(key64(settings.seed, "off_policy", "draws") % 2**63)
@@ -98,12 +106,15 @@ class Training:
         for _ in range(updates):
             if self.imagination:
                 batch = self.imagination.draw(self.replay, self.steps, self.generator)
+            elif self.demonstrations is not None:
+                batch = self.demonstrations.draw(self.replay, self.settings.batch, self.generator)
             else:
                 batch = self.replay.draw(self.settings.batch, self.generator)
             self.agent.update(batch, self.generator)
 
     def _identity(self) -> str:
-        return self.settings.model_dump_json(exclude={"checkpoint"})
+        recorded = "" if self.demonstrations is None else f" {self.demonstrations.digest()}"
+        return self.settings.model_dump_json(exclude={"checkpoint"}) + recorded
 
     def save(self, path: Path) -> None:
         """Write everything that `load` needs to go on exactly, atomically."""

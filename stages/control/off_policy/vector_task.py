@@ -97,11 +97,17 @@ def import_gymnasium() -> Any:
 def make_task(task: str, more_steps: int = 0, distractors: int = 0, allowed: Actions = "either", **options: Any) -> Any:
     """One environment; `options` go to gymnasium.make. States that are numbers become vectors with a 1. Raises as VectorTask."""
     gymnasium = import_gymnasium()
+    if task.startswith("bellwether/"):
+        from stages.control.tasks import register
+
+        register()
     try:
         limit = gymnasium.spec(task).max_episode_steps
         made = gymnasium.make(task, max_episode_steps=None if limit is None else limit + more_steps, **options)
-    except gymnasium.error.DependencyNotInstalled as error:
-        raise ParamsError(f"task: {task} needs a package that is not installed: {error}") from error
+    except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
+        raise ParamsError(
+            f"task: {task} needs a package that is not installed ({error}); MuJoCo's tasks need pip install 'bellwether[control]'"
+        ) from error
     except gymnasium.error.Error as error:
         raise ParamsError(f"task: Gymnasium has no {task}: {error}") from error
     if type(made.observation_space).__name__ == "Discrete":

@@ -68,6 +68,13 @@ class Clone(nn.Module):
         """The policy's means [B, A]."""
         return self.policy(observation)
 
+    @torch.no_grad()
+    def drawn(self, observation: Tensor, generator: torch.Generator) -> Tensor:
+        """Actions [B, A] drawn from the policy, at most 1 in size."""
+        mean = self.policy(observation)
+        spread = self.policy.log_std.clamp(*LOG_STD).exp()
+        return (mean + spread * torch.randn(mean.shape, generator=generator)).clamp(-1.0, 1.0)
+
     def loss(self, batch: Transitions) -> Tensor:
         """Sum of the policy's and, for IQL, the values' losses. Each part's gradient reaches its own network only."""
         log_density = self.policy.log_density(batch.observation, batch.action)

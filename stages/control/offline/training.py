@@ -67,11 +67,12 @@ def make_agent(settings: Offline, task: VectorTask) -> Any:
 class Training:
     """One agent's run; see `Offline`."""
 
-    def __init__(self, settings: Offline) -> None:
-        """Raises ParamsError, ModuleNotFoundError as `read_dataset` and VectorTask do."""
+    def __init__(self, settings: Offline, data: DataSet | None = None) -> None:
+        """data: in place of the one that the settings name. Raises ParamsError, ModuleNotFoundError as `read_dataset` and
+        VectorTask do."""
         seed_torch(settings.seed, "offline")
         self.settings = settings
-        data = read_dataset(Path(settings.folder), settings.dataset)
+        data = data or read_dataset(Path(settings.folder), settings.dataset)
         self.hash, self.behaviour = content_hash(data.episodes), data.mean_return
         self.task = VectorTask(settings.task or data.task, settings.evaluate_episodes)
         self.data = transitions(data, self.task, settings.reward_scale)

@@ -67,15 +67,34 @@ def rewards(settings: Reach) -> Array:
     return -settings.penalty * np.abs(moves(settings.states) - settings.goal)
 
 
+def predicted(settings: Reach) -> NDArray[np.int64]:
+    """[M, S, 2]: where each member of the models says that an action leads."""
+    true, models = moves(settings.states), settings.models
+    if models is None:
+        return true[None]
+    rng = np.random.default_rng(key64(settings.seed, "reach", "models"))
+    shape = (models.members, settings.states, 2)
+    guess = np.arange(settings.states)[:, None] + rng.integers(-1, 2, shape)
+    known = (np.arange(settings.states) < settings.covered)[:, None] | (rng.random(shape) < models.generalises)
+    return np.where(known, true, guess.clip(0, settings.states - 1))
+
+
+def predicted_rewards(settings: Reach, table: NDArray[np.int64]) -> Array:
+    """[S, 2]: means over the members' next states [M, S, 2], less the penalty of their disagreement."""
+    uncertainty = settings.models.uncertainty if settings.models else 0.0
+    return (-settings.penalty * np.abs(table - settings.goal)).mean(0) - uncertainty * table.std(0)
+
+
 def roll_out(settings: Reach) -> Rollouts:
-    """Rollouts of the model from the dataset's states, with random actions."""
+    """Rollouts of the models from the dataset's states, with random actions."""
     rng = np.random.default_rng(key64(settings.seed, "reach", "rollouts"))
-    table, shape = moves(settings.states), (settings.rollouts, settings.length)
+    table, shape = predicted(settings), (settings.rollouts, settings.length)
     action = rng.integers(2, size=shape)
     visited = np.empty((settings.rollouts, settings.length + 1), dtype=np.int64)
     visited[:, 0] = rng.integers(settings.covered, size=settings.rollouts)
+    member = rng.integers(len(table), size=shape)
     for step in range(settings.length):
-        visited[:, step + 1] = table[visited[:, step], action[:, step]]
+        visited[:, step + 1] = table[member[:, step], visited[:, step], action[:, step]]
     return Rollouts(visited[:, :-1], action, visited[:, 1:])
 
 
@@ -99,14 +118,15 @@ def learn(settings: Reach, rollouts: Rollouts, values: Array) -> Array:
     """The ensemble's action values [S, 2] after learning on `rollouts`, from members' first `values` [N, S, 2].
 
     All members are trained on the same targets, and a table fits them exactly: sweeps replace the trained entries."""
-    table, reward = moves(settings.states), rewards(settings)
+    table = predicted(settings)
+    reward = predicted_rewards(settings, table)
     trained, edge = rollouts.trained(settings.states), rollouts.edge(settings.states)
     values, best = values.copy(), optimal_values(settings)
     for _ in range(iterations(settings.gamma)):
         ahead = combined(values, settings.aggregate).max(1)
         if settings.true_edge_values:
             ahead = np.where(edge, best, ahead)
-        values[:, trained] = (reward + settings.gamma * ahead[table])[trained]
+        values[:, trained] = (reward + settings.gamma * ahead[table].mean(0))[trained]
     return combined(values, settings.aggregate)
 
 

@@ -6,11 +6,22 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from stages.runtime.validation import Count, Positive, Section
+from stages.runtime.validation import Count, NonNegative, Positive, Section, Share
+
+
+class Models(Section):
+    """An ensemble of models, one of which, drawn at random, makes each step of a rollout."""
+
+    members: Annotated[int, Field(ge=2, le=1000)] = 7
+    generalises: Share = 0.0
+    """All members know the moves of the dataset's states; beyond them, each knows a move with this probability, and else guesses.
+    1: all know every move, so that nothing is uncertain."""
+    uncertainty: NonNegative = 0.0
+    """Subtracted from the rewards: this times the standard deviation of the members' next states (MOPO, arXiv 2005.13239)."""
 
 
 class Reach(Section):
-    """Value learning on rollouts of a perfect model in a chain of states (stages/control/reach/ravl.py)."""
+    """Value learning on rollouts of a model in a chain of states (stages/control/reach/ravl.py)."""
 
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     states: Annotated[int, Field(ge=2, le=10_000)] = 31
@@ -23,6 +34,8 @@ class Reach(Section):
     rollouts: Count = 2000
     length: Count = 5
     """Steps of a rollout, with random actions; its end is no termination."""
+    models: Models | None = None
+    """null: a single, perfect model."""
     gamma: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.95
     critics: Count = 10
     """Members of the ensemble; 1: no pessimism."""

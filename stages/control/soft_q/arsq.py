@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from stages.control.soft_q.settings import DemoTerm, JointActions
+from stages.control.soft_q.settings import DemoTerm, Discretised
 from stages.records.card import Card
 from stages.values.ensemble import Ensemble
 
@@ -21,8 +21,12 @@ CARD = Card(
     assumptions="actions in a box; rewards scaled to alpha",
     reduces_to="one dimension and level: soft Q-learning; alpha to 0: dueling Q-learning; condition none: independent dimensions",
     tested_by="tests/control/soft_q/test_arsq.py",
-    switch="condition: prefix of environment joint_actions, lane control",
+    switch="condition: prefix of environments joint_actions and detour, lane control",
 )
+
+
+FIRST_OUTPUTS = 0.01
+"""Factor of the last layers' first weights."""
 
 
 def offsets(codes: Tensor, dimensions: int, bins: int) -> Tensor:
@@ -76,10 +80,18 @@ def demo_term(advantages: Tensor, codes: Tensor, term: DemoTerm) -> Tensor:
     return torch.zeros(advantages.shape[:-2])
 
 
+def reduced(terms: Tensor, demonstrated: int, reduce: str) -> Tensor:
+    """One number per network [...] of the demonstrations' terms [..., B]: the mean over the first `demonstrated` rows (0 without
+    any), or with `batch_sum` the sum over all rows."""
+    if reduce == "batch_sum":
+        return terms.sum(-1)
+    return terms[..., :demonstrated].mean(-1) if demonstrated else torch.zeros(terms.shape[:-1])
+
+
 class SoftQ(nn.Module):
     """Two networks; each gives V(s) and the advantages of every position."""
 
-    def __init__(self, observations: int, dimensions: int, settings: JointActions) -> None:
+    def __init__(self, observations: int, dimensions: int, settings: Discretised) -> None:
         super().__init__()
         self.dimensions, self.bins, self.alpha = dimensions, settings.bins, settings.alpha
         self.positions = settings.levels * dimensions
@@ -87,6 +99,10 @@ class SoftQ(nn.Module):
         width, layers = settings.width, settings.layers
         self.state_value = Ensemble(2, observations, width, layers, 1)
         self.heads = Ensemble(2, observations + dimensions, width, layers, self.positions * self.bins)
+        with torch.no_grad():
+            for network in (self.state_value, self.heads):  # at first all bins are about equally likely, at a small alpha too
+                network.weights[-1].mul_(FIRST_OUTPUTS)
+                network.biases[-1].zero_()
 
     def advantages(self, observation: Tensor, codes: Tensor) -> Tensor:
         """[2, B, T, bins] after the choices [B, T] before each position, of observations [B, S]."""

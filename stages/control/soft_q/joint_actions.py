@@ -10,8 +10,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from stages.control.off_policy.agent import Agent
+from stages.control.off_policy.replay import Transitions
+from stages.control.off_policy.settings import OffPolicy
+from stages.control.offline.agents import Clone
+from stages.control.offline.settings import Offline
 from stages.control.one_run import one_run
-from stages.control.soft_q.arsq import SoftQ, demo_term, encode
+from stages.control.soft_q.arsq import SoftQ, demo_term, encode, reduced
 from stages.control.soft_q.settings import JointActions
 from stages.runtime.command import command
 from stages.seeding import key64, seed_torch
@@ -51,17 +56,50 @@ def learn(settings: JointActions) -> SoftQ:
     for _ in range(settings.updates):
         rows = torch.randint(settings.data, (settings.batch,), generator=generator)
         values, advantages = model(state, codes[rows])
-        loss = (values - reward[rows]) ** 2
-        loss = loss + settings.demo.weight * demo_term(advantages, codes[rows], settings.demo)
+        error = ((values - reward[rows]) ** 2).mean(1)
+        term = reduced(demo_term(advantages, codes[rows], settings.demo), settings.batch, settings.demo.reduce)
         optimiser.zero_grad(set_to_none=True)
-        loss.mean(1).sum().backward()
+        (error + settings.demo.weight * term).sum().backward()
         optimiser.step()
     return model
 
 
+def rival(settings: JointActions) -> Agent | Clone:
+    """Soft actor-critic with the temperature `alpha`, or behaviour cloning, trained on as many batches of the dataset."""
+    seed_torch(settings.seed, "joint_actions")
+    shared = {name: getattr(settings, name) for name in ("width", "layers", "learning_rate")}
+    agent: Agent | Clone
+    if settings.learner == "sac":
+        agent = Agent(OffPolicy(**shared, alpha=settings.alpha, tune_alpha=False), 1, 2)
+    else:
+        agent = Clone(Offline(**shared, method="bc"), 1, 2)
+    action, reward = dataset(settings)
+    generator, state, last = _generator(settings, "batches"), torch.ones(settings.batch, 1), torch.ones(settings.batch)
+    for _ in range(settings.updates):
+        rows = torch.randint(settings.data, (settings.batch,), generator=generator)
+        agent.update(Transitions(state, action[rows], reward[rows], state, last), generator)
+    return agent
+
+
+def rival_figures(settings: JointActions) -> dict[str, float]:
+    """greedy_reward and soft_reward as in `run`, of soft actor-critic also value_error."""
+    agent = rival(settings)
+    generator, many = _generator(settings, "actions"), torch.ones(DRAWS, 1)
+    drawn = agent.policy.sample(many, generator)[0] if isinstance(agent, Agent) else agent.drawn(many, generator)
+    found = {"greedy_reward": float(reward_of(agent.greedy(many[:1]))[0]), "soft_reward": float(reward_of(drawn).mean())}
+    if isinstance(agent, Agent):
+        action, _ = dataset(settings)
+        with torch.no_grad():
+            values = agent.critics(torch.cat([torch.ones(len(action), 1), action], 1))[..., 0].mean(0)
+        found["value_error"] = float((values - reward_of(action)).square().mean().sqrt())
+    return found
+
+
 def run(settings: JointActions) -> dict[str, float]:
     """Learn once. greedy_reward: expected reward of the greedy action; soft_reward: of the soft policy's; value_error: root mean
-    squared error of Q over the data's actions; value: V."""
+    squared error of Q over the data's actions; value: V. Rivals: `rival_figures`."""
+    if settings.learner != "arsq":
+        return rival_figures(settings)
     model = learn(settings)
     action, _ = dataset(settings)
     state = torch.ones(len(action), 1)

@@ -6,7 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from stages.runtime.validation import Count, NonNegative, Positive, Section
+from stages.control.off_policy.settings import Loop
+from stages.runtime.validation import Count, NonNegative, Positive, Section, Share, refuse_idle
+
+Learner = Literal["arsq", "sac", "bc"]
 
 
 class DemoTerm(Section):
@@ -19,19 +22,21 @@ class DemoTerm(Section):
     """Of logsumexp."""
     least: float = -1.0
     """The term of a position stops falling here."""
+    reduce: Literal["demonstrations", "batch_sum"] = "demonstrations"
+    """demonstrations: their mean; batch_sum: the sum over all rows, as the reference code's margin has it in effect."""
 
     @model_validator(mode="after")
     def _idle(self) -> DemoTerm:
-        idle = {"none": {"weight", "temperature", "least"}, "margin": {"temperature"}, "logsumexp": set()}[self.kind]
+        every = {"weight", "temperature", "least", "reduce"}
+        idle = {"none": every, "margin": {"temperature"}, "logsumexp": set()}[self.kind]
         if named := sorted(idle & self.model_fields_set):
             raise ValueError(f"{named[0]} has no effect with kind: {self.kind}; remove it")
         return self
 
 
-class JointActions(Section):
-    """Offline Q-learning over actions of two parts that depend on each other (stages/control/soft_q/joint_actions.py)."""
+class Discretised(Section):
+    """Soft Q-values of discretised actions."""
 
-    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     levels: Annotated[int, Field(ge=1, le=4)] = 1
     """Each zooms into the chosen bin of the one before."""
     bins: Annotated[int, Field(ge=2, le=64)] = 8
@@ -41,11 +46,89 @@ class JointActions(Section):
     alpha: Positive = 0.05
     """Temperature of the soft values, in units of reward."""
     demo: DemoTerm = DemoTerm()
+    width: Count = 64
+    layers: Count = 2
+
+
+class SoftQLearning(Loop, Discretised):
+    """ARSQ in the off-policy loop (stages/control/soft_q/agent.py)."""
+
+    target_rate: Annotated[float, Field(gt=0.0, le=1.0)] = 0.005
+    """Share of the networks in their slow copies per update."""
+
+
+ARSQ_ONLY = ("levels", "bins", "condition", "demo")
+
+
+class JointActions(Discretised):
+    """Offline Q-learning over actions of two parts that depend on each other (stages/control/soft_q/joint_actions.py)."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    learner: Learner = "arsq"
+    """sac: soft actor-critic on the same data, with the temperature `alpha`; bc: behaviour cloning."""
     data: Count = 2000
     noise: NonNegative = 0.5
     """Standard deviation of the rewards' noise."""
-    width: Count = 64
-    layers: Count = 2
     updates: Count = 800
     batch: Count = 128
     learning_rate: Positive = 3e-3
+
+    @model_validator(mode="after")
+    def _idle(self) -> JointActions:
+        needs = dict.fromkeys(ARSQ_ONLY, (self.learner == "arsq", "learner: arsq"))
+        refuse_idle(self, "", needs | {"alpha": (self.learner != "bc", "learner: arsq or sac")})
+        return self
+
+
+class DetourTask(Discretised):
+    """Learning to go around an obstacle from demonstrations of mixed quality and own steps (stages/control/soft_q/detour.py)."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    learner: Learner = "arsq"
+    """sac: soft actor-critic from the same demonstrations; bc: behaviour cloning of them, without own steps."""
+    bins: Annotated[int, Field(ge=2, le=64)] = 3
+    alpha: Positive = 0.01
+    """arsq: temperature of the soft values, in units of reward; sac: the weight of the entropy at the start."""
+    episodes: Count = 150
+    """Demonstrations: their ways around the obstacle are divided evenly between both sides."""
+    careless: Share = 0.5
+    """Of the demonstrations: random actions, or the straight way into the obstacle."""
+    noise: NonNegative = 0.2
+    """Standard deviation of the demonstrations' actions."""
+    demonstration_share: Share = 0.5
+    """arsq, sac: of each batch."""
+    use_demonstrations: bool = True
+    """false: learn from own steps alone, the first of which are random."""
+    steps: Count = 3000
+    """Own steps, with an update each; bc: updates."""
+    evaluate_every: Count = 500
+    evaluate_episodes: Count = 20
+    batch: Count = 128
+    learning_rate: Positive = 1e-3
+    gamma: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.95
+    target_rate: Annotated[float, Field(gt=0.0, le=1.0)] = 0.02
+    """Share of the networks in their slow copies per update."""
+    checkpoint: str | None = None
+    """File that the run is saved to after each evaluation, and from which it goes on; removed at the end."""
+
+    @property
+    def task(self) -> str:
+        """As Gymnasium names it."""
+        return "bellwether/Detour-v0"
+
+    @model_validator(mode="after")
+    def _fits(self) -> DetourTask:
+        if self.steps % self.evaluate_every:
+            raise ValueError(f"steps {self.steps} must be a multiple of evaluate_every {self.evaluate_every}")
+        values = self.learner != "bc"
+        needs = dict.fromkeys(ARSQ_ONLY, (self.learner == "arsq", "learner: arsq"))
+        needs |= dict.fromkeys(("alpha", "use_demonstrations", "gamma", "target_rate"), (values, "learner: arsq or sac"))
+        recorded = ("episodes", "careless", "noise")
+        needs |= dict.fromkeys(recorded, (self.use_demonstrations, "use_demonstrations: true"))
+        needs |= {
+            "demonstration_share": (values and self.use_demonstrations, "learner: arsq or sac, and use_demonstrations: true")
+        }
+        refuse_idle(self, "", needs)
+        if self.demo.kind != "none" and not (self.use_demonstrations and self.demonstration_share):
+            raise ValueError("demo: there are no demonstrations in a batch; remove demo, or set use_demonstrations: true")
+        return self

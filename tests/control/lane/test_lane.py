@@ -8,10 +8,12 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from PIL import Image
 
@@ -22,7 +24,7 @@ from stages.control.lane.settings import PARAMS, Film, Lane, load_lane
 from stages.control.lane.statistics import improvement, iqm_curve, last_scores
 from stages.control.offline.settings import KINDS
 from stages.control.reach import ravl
-from stages.reporting.control_page import render_control_page
+from stages.reporting.control_page import render_control_page, results_table
 from stages.runtime.validation import ParamsError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -45,17 +47,23 @@ def write(root: Path, values: dict[str, Any]) -> Path:
     path.write_text(yaml.safe_dump(values))
     for part in ("control", "values"):
         (root / "stages" / part).mkdir(parents=True, exist_ok=True)
-    shutil.copy(ROOT / "stages/seeding.py", root / "stages/seeding.py")
+    for file in ("stages/seeding.py", "stages/environments/wordle/rules.py"):
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / file, root / file)
     shutil.copytree(ROOT / "stages/control/lane", root / "stages/control", dirs_exist_ok=True)
     return path
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lane, dict[str, dict[str, Any]]]:
+def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Lane, dict[str, dict[str, Any]]]]:
+    """The lane of TINY and its results, with one thread as the command has it."""
+    threads = torch.get_num_threads()
+    runs.one_thread()
     root = tmp_path_factory.mktemp("lane")
     path = write(root, TINY)
     found = {name: play_method(root, path, name, workers=1) for name in TINY["methods"]}
-    return load_lane(path), found
+    yield load_lane(path), found
+    torch.set_num_threads(threads)
 
 
 def test_shipped_settings_are_valid_and_in_dvc_yaml() -> None:
@@ -75,7 +83,7 @@ def test_results_do_not_depend_on_workers_or_on_a_kill(
     played: tuple[Lane, dict[str, dict[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write(tmp_path, TINY)
-    assert play_method(tmp_path, path, "ravl", workers=2) == played[1]["ravl"]
+    assert play_method(tmp_path, path, "ppo", workers=2) == played[1]["ppo"]
     play = runs.play_seed
 
     def killed(path: Path, name: str, seed: int, scratch: Path) -> dict[str, Any]:
@@ -127,9 +135,18 @@ def test_the_page_has_curves_tables_and_films(played: tuple[Lane, dict[str, dict
     assert "http" not in re.sub(r"http://www\.w3\.org/\S+", "", pages[0])
 
 
-def test_a_film_is_an_animation() -> None:
-    pytest.importorskip("pygame")
-    made = [films.film(lambda seen: (seen[:, :1] > 0).float(), "CartPole-v1", 0, Film(frames=4, width=64)) for _ in range(2)]
+def test_results_by_hand() -> None:
+    found = results_table({"a": {"problem": "reach", "task": "", "figures": {"return": [1.0, 2.0, 6.0]}}})
+    assert found == "method,problem,task,figure,mean,lowest,highest\na,reach,,return,3,1,6\n"
+
+
+@pytest.mark.parametrize(("task", "package", "actions"), [("CartPole-v1", "pygame", 1), ("Hopper-v5", "imageio", 3)])
+def test_a_film_is_an_animation(task: str, package: str, actions: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MuJoCo's tasks are drawn without OpenGL."""
+    pytest.importorskip(package)
+    monkeypatch.setenv("MUJOCO_GL", "off")
+    settings = Film(frames=4, width=64)
+    made = [films.film(lambda seen: (seen[:, :1] > 0).float().expand(-1, actions), task, 0, settings) for _ in range(2)]
     assert made[0] == made[1]
     with Image.open(io.BytesIO(made[0])) as image:
         assert image.format == "WEBP"

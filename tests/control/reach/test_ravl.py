@@ -12,7 +12,19 @@ import yaml
 from pydantic import ValidationError
 
 from stages.control.reach import ravl
-from stages.control.reach.ravl import Rollouts, combined, first_values, learn, optimal_values, policy_values, roll_out, run
+from stages.control.reach.ravl import (
+    Rollouts,
+    combined,
+    first_values,
+    learn,
+    moves,
+    optimal_values,
+    policy_values,
+    predicted,
+    predicted_rewards,
+    roll_out,
+    run,
+)
 from stages.control.reach.settings import Reach
 
 
@@ -119,3 +131,34 @@ def test_the_command_writes_its_figures(tmp_path: Path, monkeypatch: pytest.Monk
 def test_bad_settings_are_refused(values: dict[str, object], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Reach.model_validate(values)
+
+
+def test_an_ensemble_that_knows_every_move_changes_nothing() -> None:
+    """The paper's case: without disagreement, its penalty is none."""
+    for critics in (1, 10):
+        models = {"generalises": 1.0, "uncertainty": 5.0}
+        assert run(Reach.model_validate({"critics": critics, "models": models})) == pytest.approx(run(Reach(critics=critics)))
+
+
+def test_members_agree_on_the_data_and_their_disagreement_is_subtracted() -> None:
+    """Two members at states s + 1 and s - 1: the mean distance from the goal, less 3 standard deviations of 1."""
+    settings = Reach.model_validate({"models": {"members": 50, "uncertainty": 3.0}})
+    table, true = predicted(settings), moves(settings.states)
+    assert (table[:, : settings.covered] == true[: settings.covered]).all()
+    assert (table[:, settings.covered :].std(0) > 0).all()
+    assert (np.abs(table - np.arange(settings.states)[:, None]) <= 1).all()
+    two = np.tile(np.arange(settings.states)[:, None], (1, 2))[None] + np.array([1, -1])[:, None, None]
+    assert predicted_rewards(settings, two)[10].tolist() == pytest.approx([-0.2 * 7 - 3.0] * 2)
+    known = predicted(Reach.model_validate({"models": {"members": 400, "generalises": 0.7}}))
+    assert (known[:, settings.covered :] == true[settings.covered :]).mean() == pytest.approx(0.8, abs=0.02)  # a guess in three
+
+
+def test_a_penalty_repairs_poor_models_and_pessimism_good_ones() -> None:
+    def returned(critics: int, models: dict[str, float]) -> float:
+        runs = [run(Reach.model_validate({"seed": seed, "critics": critics, "models": models})) for seed in range(8)]
+        return float(np.mean([one["return"] for one in runs]))
+
+    best = run(Reach())["return"]
+    assert returned(1, {"generalises": 0.5, "uncertainty": 5.0}) == pytest.approx(best)
+    assert returned(1, {"generalises": 0.9, "uncertainty": 5.0}) < best - 1.0
+    assert returned(10, {"generalises": 0.9}) == pytest.approx(best)

@@ -159,6 +159,16 @@ def test_demonstrations_hold_the_policy_near_the_data() -> None:
     assert run(JointActions(demo=DemoTerm(kind="logsumexp", weight=20.0), updates=300))["greedy_reward"] < 1.0
 
 
+def test_rivals_learn_from_the_same_data() -> None:
+    """Soft actor-critic finds the best pair; the mean of the data's actions is at none of its pairs' centres."""
+    sac = run(JointActions(learner="sac", seed=1, updates=400))
+    assert sac["greedy_reward"] == 1.0
+    assert sac["value_error"] < 0.25
+    clone = run(JointActions(learner="bc", seed=1, updates=200))
+    assert set(clone) == {"greedy_reward", "soft_reward"}
+    assert clone["soft_reward"] < 0.3  # the data's mean reward is -0.25
+
+
 def test_the_command_writes_its_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings, result = tmp_path / "settings.yaml", tmp_path / "result.json"
     settings.write_text(yaml.safe_dump({"updates": 20, "seed": 3}))
@@ -173,6 +183,8 @@ def test_the_command_writes_its_figures(tmp_path: Path, monkeypatch: pytest.Monk
     [
         ({"demo": {"weight": 2.0}}, "weight has no effect with kind: none"),
         ({"demo": {"kind": "margin", "temperature": 2.0}}, "temperature has no effect with kind: margin"),
+        ({"learner": "sac", "condition": "none"}, "condition has no effect: it needs learner: arsq"),
+        ({"learner": "bc", "alpha": 0.1}, "alpha has no effect: it needs learner: arsq or sac"),
         ({"condition": "suffix"}, "Input should be 'prefix' or 'none'"),
         ({"bins": 1}, "greater than or equal to 2"),
     ],

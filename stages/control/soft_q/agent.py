@@ -1,0 +1,64 @@
+"""ARSQ as an agent of the off-policy loop: soft Q-learning over discretised actions, with a term for demonstrations."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from stages.control.off_policy.replay import Replay, Transitions
+from stages.control.soft_q.arsq import SoftQ, demo_term, encode, reduced
+from stages.control.soft_q.settings import SoftQLearning
+
+
+class SoftQAgent(nn.Module):
+    """A pair of soft Q-networks and their slow copies; `update` learns from one batch, whose first rows are demonstrations."""
+
+    def __init__(self, settings: SoftQLearning, observations: int, actions: int, demonstrated: int = 0) -> None:
+        """demonstrated: rows of a batch that are demonstrations."""
+        super().__init__()
+        self.settings, self.demonstrated = settings, demonstrated
+        self.model = SoftQ(observations, actions, settings)
+        learnt = list(self.model.parameters())
+        self.slow = copy.deepcopy(self.model)
+        self.optimiser = torch.optim.Adam(learnt, lr=settings.learning_rate, fused=True)
+        self.updates = 0
+
+    def act(self, observation: Tensor, steps: int, generator: torch.Generator) -> Tensor:
+        """Actions [B, A] drawn from the soft policy, whatever the number of steps."""
+        return self.model.act(observation, generator)
+
+    def greedy(self, observation: Tensor) -> Tensor:
+        """The best actions [B, A]."""
+        return self.model.act(observation)
+
+    def stepped(self, replay: Replay, steps: int) -> int:
+        """How many updates are due after a step of each environment."""
+        return self.settings.environments
+
+    @torch.no_grad()
+    def target(self, batch: Transitions) -> Tensor:
+        """y = r + gamma (1 - d) min_i V_i'(s'), [B]: no action is drawn."""
+        after = self.slow.state_value(batch.following)[..., 0].amin(0)
+        return batch.reward + self.settings.gamma * (1.0 - batch.terminated) * after
+
+    def loss(self, batch: Transitions) -> Tensor:
+        """Sum over both networks of the mean squared error and the weighted term of the demonstrations."""
+        settings = self.settings
+        codes = encode(batch.action, settings.levels, settings.bins)
+        values, advantages = self.model(batch.observation, codes)
+        error = (values - self.target(batch)).square().mean(1)
+        term = reduced(demo_term(advantages, codes, settings.demo), self.demonstrated, settings.demo.reduce)
+        return (error + settings.demo.weight * term).sum()
+
+    def update(self, batch: Transitions, generator: torch.Generator) -> None:
+        """One step on the batch."""
+        loss = self.loss(batch)
+        self.optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        self.optimiser.step()
+        self.updates += 1
+        with torch.no_grad():
+            pair = (list(self.slow.parameters()), list(self.model.parameters()))
+            torch._foreach_lerp_(*pair, self.settings.target_rate)

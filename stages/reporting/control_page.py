@@ -62,7 +62,8 @@ def ends(lane: Lane, runs: Runs, names: Sequence[str]) -> Table:
         found = stratified_bootstrap(iqm, scores, resamples=1000)
         share = f"{100 * scale.normalised(found.value):.0f} %" if scale else "–"
         better = "–" if name == names[0] else interval(improvement(runs[name], runs[names[0]]), 2)
-        rows.append([title_of(lane, name), interval(found), share, better])
+        digits = 1 if max(abs(found.low), abs(found.high)) >= 10.0 else 2
+        rows.append([title_of(lane, name), interval(found, digits), share, better])
     header = ("method", "return at the end", "of the scale", f"P(better than {title_of(lane, names[0])})")
     return Table("Ends of runs", header, rows)
 

@@ -24,10 +24,11 @@ from stages.agent.chat import Chat
 from stages.agent.environment_pool import EnvironmentPool
 from stages.agent.player import open_player
 from stages.agent.policy import load_policy, policy_hash, save_policy
-from stages.agent.rollout import Labels, action_key, attempts, collect
+from stages.agent.rollout import Labels, attempts, collect
 from stages.engine.engine import EngineSettings, Sampling, Turn
 from stages.engine.openai_engine import seed_of
 from stages.engine.torch_engine import TorchEngine
+from stages.records.actions import action_key
 from stages.environments.protocol import Observation, Step
 from stages.records.episode import Episode
 from stages.records.task import Task

@@ -24,6 +24,7 @@ from stages.conversion.masking import Masker, load_key
 from stages.conversion.rounds import convert
 from stages.conversion.router import LARGE, CallRouter, Routed
 from stages.conversion.settings import Conversion, CurateCalls
+from stages.runtime.command import command
 from stages.seeding import stream
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -151,6 +152,7 @@ def planted(given: PlantedCalls) -> dict[str, float]:
         return {**found, "leaks": float(_leaks(folder / settings.out) + (b"@mail.org" in (folder / settings.log).read_bytes()))}
 
 
+@command
 def main() -> int:
     import torch
 

@@ -124,7 +124,7 @@ def write_viewer(
     return indexed, found
 
 
-def write_values(folder: Path, annotated: Path | None, histories: ShortestHistories, params: Params) -> dict[str, str]:
+def write_values(partial: Path, annotated: Path | None, histories: ShortestHistories, params: Params) -> dict[str, str]:
     """Write a file with the learnt values of each domain whose step-value model is in `annotated`; domain -> its name."""
     written = {}
     if annotated is None or not params.report.state_values:
@@ -133,5 +133,5 @@ def write_values(folder: Path, annotated: Path | None, histories: ShortestHistor
         values = learnt_values(annotated / domain / MODEL, own, params.resources.tokens_per_batch)
         if values:
             written[domain] = f"values_{file_name(domain)}"
-            (folder / f"{written[domain]}.js").write_text(script("valued", domain, values), encoding="utf-8")
+            (partial / f"{written[domain]}.js").write_text(script("valued", domain, values), encoding="utf-8")
     return written

@@ -28,8 +28,8 @@ from stages.agent.rollout import Labels, attempts, collect
 from stages.engine.engine import EngineSettings, Sampling, Turn
 from stages.engine.openai_engine import seed_of
 from stages.engine.torch_engine import TorchEngine
-from stages.records.actions import action_key
 from stages.environments.protocol import Observation, Step
+from stages.records.actions import action_key
 from stages.records.episode import Episode
 from stages.records.task import Task
 from stages.runtime.resources import EngineParams, Resources

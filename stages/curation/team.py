@@ -4,6 +4,8 @@ what the expert does next, and each reads what it would read in a play."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +40,8 @@ def conversations(
     domain: Domain, folder: Path, tasks: Sequence[Task], team: Sequence[Speaker], count: int, seed: int
 ) -> Iterator[dict[str, Any]]:
     """`count` records for `curate.imports`, those of all members of a play together; fewer if there are not enough tasks."""
-    environment, written = domain.make(folder), 0
-    for task in permutation(list(tasks), "team.demonstrations", seed):
-        found = conversation(domain, environment, task, team)
-        for messages in found.values() if found is not None else ():
-            if written < count:
-                written += 1
-                yield {"domain": domain.name, "messages": messages}
-        if written >= count:
-            break
-    environment.close()
+    with closing(domain.make(folder)) as environment:
+        ordered = permutation(list(tasks), "team.demonstrations", seed)
+        plays = (conversation(domain, environment, task, team) for task in ordered)
+        said = (messages for play in plays if play is not None for messages in play.values())
+        yield from ({"domain": domain.name, "messages": messages} for messages in islice(said, count))

@@ -56,10 +56,9 @@ EVALUATION_SCHEMA = pa.schema(
         ("solution", pa.string()),
     ]
 )
-"""One row per (model, task, attempt). `tokens`: sampled by the policy, or by all
-members of a team; `accepted`: share of actions the environment understood;
-`answer`: that of the attempt's last action, in domains with answers; `solution`: equal for attempts that solved the task in the
-same way (see `solution_of`), null for a failure."""
+"""One row per (model, task, attempt). `tokens`: sampled by the policy, or by all members of a team; `accepted`: share
+of actions the environment understood; `answer`: that of the attempt's last action, in domains with answers; `solution`: equal for
+attempts that solved the task in the same way (see `solution_of`), null for a failure."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from stages.judging.agreement import against, read_labels
 from stages.judging.contract import Cost, Judge, JudgeError
 from stages.judging.measures import order_measures
 from stages.judging.preferences import QUALITY, margins_of
-from stages.judging.server import ServerJudge
+from stages.judging.reading import reading_judge
 from stages.judging.table import judgment_row, write_judgments
 from stages.params import Params, load_params
 from stages.runtime.command import command
@@ -24,17 +24,11 @@ from stages.runtime.validation import ParamsError
 def judge_of(params: Params, domain: str, root: Path) -> Judge:
     """The judge of section rl.judge. Raises ParamsError for one that reads no text, and FileNotFoundError without its model."""
     given = params.section("rl", domain).judge
-    if given.kind == "server":
-        if not given.server.model:
-            raise ParamsError("rl.judge.server.model is empty; set it to the judge's name at the server")
-        return ServerJudge(given.server, root)
-    if given.kind == "local":
-        from stages.agent.policy import load_policy
-        from stages.judging.local import LocalJudge
-
-        folder = root / (given.local.path or f"data/annotated/{domain}/judge_model")
-        return LocalJudge(load_policy(folder, device=params.resources.device), given.local, params.model.max_length)
-    raise ParamsError("rl.judge.kind: program reads a domain's hidden quality and no text; set it to server or local")
+    if given.kind == "program":
+        raise ParamsError("rl.judge.kind: program reads a domain's hidden quality and no text; set it to server or local")
+    if given.kind == "server" and not given.server.model:
+        raise ParamsError("rl.judge.server.model is empty; set it to the judge's name at the server")
+    return reading_judge(given, domain, root, params.resources.device, params.model.max_length)
 
 
 def measured(judge: Judge, labels: Path, limit: int | None, out: Path | None) -> dict[str, Any]:

@@ -8,21 +8,12 @@ SHORTEST = 3
 """Words below which a text's language is not told: names and numbers have none."""
 
 
-def find_detector() -> None:
-    """Raise ImportError, naming the extra, if there is no detector."""
-    language_of("three words long")
-
-
 @lru_cache(maxsize=65536)
 def language_of(text: str) -> str | None:
-    """ISO 639-1 code of the likeliest language; None for fewer than SHORTEST words. Deterministic.
+    """ISO 639-1 code of the likeliest language; None for fewer than SHORTEST words. Deterministic. Needs py3langid; settings
+    are refused without it."""
+    from py3langid import classify
 
-    Needs the extra `judging` (package py3langid); raises ImportError that says so.
-    """
-    try:
-        from py3langid import classify
-    except ImportError as error:
-        raise ImportError("principles.languages needs the extra judging: pip install 'bellwether[judging]'") from error
     if len(text.split()) < SHORTEST:
         return None
     return str(classify(text)[0])

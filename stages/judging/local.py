@@ -54,13 +54,9 @@ class LocalJudge:
                 f"rl.judge.local.options {params.options} must be two different single tokens of the judge's model, and they "
                 f"are {tokens}; choose others"
             )
-        self._options = [one[0] for one in tokens]
-        self.version = digest([policy.hash, params.options])[:16]
-
-    @property
-    def option_tokens(self) -> list[int]:
+        self.option_tokens = [one[0] for one in tokens]
         """Token ids of the two options."""
-        return self._options
+        self.version = digest([policy.hash, params.options])[:16]
 
     def close(self) -> None:
         """Holds nothing."""
@@ -122,7 +118,7 @@ class LocalJudge:
         last = torch.tensor([len(row) - 1 for row in rows], device=device)
         hidden: Any = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
         logits = logits_of(self.model, hidden[torch.arange(len(rows), device=device), last]).float()
-        return logits[:, self._options[0]] - logits[:, self._options[1]]
+        return logits[:, self.option_tokens[0]] - logits[:, self.option_tokens[1]]
 
 
 def _items(question: Question) -> tuple[str, ...]:

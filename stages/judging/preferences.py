@@ -124,8 +124,7 @@ def by_quality(questions: Sequence[Question], margins: Sequence[Margins]) -> lis
 def by_principles(
     questions: Sequence[Question], margins: Sequence[Margins], sampling: PrincipleSampling, seed: int
 ) -> list[Preference]:
-    """Preferences by sampled principles, `replicas` passes over the pairs. Raises ImportError for a rule on languages without
-    the package that tells them."""
+    """Preferences by sampled principles, `replicas` passes over the pairs."""
     divisors, made = spreads(margins, sampling.normaliser), []
     for replica in range(sampling.replicas):
         for question, of_pair in zip(questions, margins, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -157,6 +158,10 @@ class PrincipleSampling(Section):
     @model_validator(mode="after")
     def _names(self) -> PrincipleSampling:
         _named_once(self.items)
+        if self.languages and importlib.util.find_spec("py3langid") is None:
+            raise ValueError(
+                "languages needs py3langid, which is not installed: pip install 'bellwether[judging]', or set it false"
+            )
         return self
 
 

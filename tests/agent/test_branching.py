@@ -10,10 +10,8 @@ import torch
 from toy_environment import CountingEnvironment, toy_tasks
 
 from stages.agent.branching import Fork, Path
-from stages.agent.chat import Chat
 from stages.agent.environment_pool import EnvironmentPool
 from stages.agent.logprobs import score_tokens, token_logprobs
-from stages.agent.policy import load_policy
 from stages.agent.rollout import Labels, attempts, collect
 from stages.algorithms.algorithm import resolve
 from stages.algorithms.batch import StepKeys
@@ -27,16 +25,6 @@ from stages.training.common.batches import trajectory_batch
 from stages.training.common.shared_prefixes import make_layout
 
 SIZE = 6
-
-
-@pytest.fixture(scope="module")
-def policy(tiny_policy):
-    return load_policy(tiny_policy)
-
-
-@pytest.fixture(scope="module")
-def chat(policy):
-    return Chat(policy.tokenizer)
 
 
 def plan_of(policy, **branching):

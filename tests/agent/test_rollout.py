@@ -10,10 +10,8 @@ import pytest
 import torch
 from toy_environment import BrokenEnvironment, CountingEnvironment, ExitingEnvironment, toy_tasks
 
-from stages.agent.chat import Chat
 from stages.agent.environment_pool import EnvironmentPool
 from stages.agent.logprobs import token_logprobs
-from stages.agent.policy import load_policy
 from stages.agent.rollout import Labels, attempts, collect
 from stages.engine.engine import Sampling, Turn
 from stages.engine.torch_engine import TorchEngine
@@ -21,16 +19,6 @@ from stages.environments.registry import load_domain
 from stages.records.episode import Owner, read_episodes, write_episodes
 
 SAMPLING = Sampling(max_tokens=8)
-
-
-@pytest.fixture(scope="module")
-def policy(tiny_policy):
-    return load_policy(tiny_policy)
-
-
-@pytest.fixture(scope="module")
-def chat(policy):
-    return Chat(policy.tokenizer)
 
 
 def run(

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 import pytest
 from toy_environment import CountingEnvironment, toy_tasks
 
-from stages.agent.chat import Chat
 from stages.agent.environment_pool import EnvironmentPool
-from stages.agent.policy import load_policy
 from stages.agent.rollout import Labels, attempts, collect
 from stages.agent.team import Member, member_folder, read_team, write_team
 from stages.agent.team_play import collect_team
@@ -19,16 +17,6 @@ from stages.records.episode import Episode, Owner
 
 SAMPLING, LABELS = Sampling(max_tokens=6), Labels(3, "weights", "params")
 PAIR = [Member(role="planner", prompt="planner.txt"), Member(role="solver", sees=["planner"])]
-
-
-@pytest.fixture(scope="module")
-def policy(tiny_policy):
-    return load_policy(tiny_policy)
-
-
-@pytest.fixture(scope="module")
-def chat(policy):
-    return Chat(policy.tokenizer)
 
 
 def play(policy, chat, team: Sequence[Member], count: int = 4, width: int = 8, length: int = 200, **limits) -> list[Episode]:

@@ -11,6 +11,7 @@ import pytest
 from stages.judging.__main__ import judge_of, main, measured
 from stages.judging.agreement import against, read_labels
 from stages.judging.contract import Question
+from stages.judging.local import LocalJudge
 from stages.judging.program import ProgramJudge
 from stages.judging.settings import ProgramFaults
 from stages.params import parse_params
@@ -105,3 +106,22 @@ def test_the_command_refuses_judges_that_read_nothing(tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     assert main(["measure", "labels.jsonl"]) == 2
     assert "rl.judge.kind: program reads a domain's hidden quality" in capsys.readouterr().err
+
+
+def test_the_measured_judge_is_the_one_that_rl_asks(tiny_policy: Path, tmp_path: Path) -> None:
+    """Contract: the same scale, too: `raw` gives differences of logits instead of scores from 0 to 10."""
+    local = {"path": str(tiny_policy), "options": ["a", "b"]}
+    for raw in (True, False):
+        rl = {
+            "algorithm": "salmon",
+            "critic": {"init": "policy"},
+            "judge": {
+                "kind": "local",
+                "scheme": "pointwise",
+                "raw": raw,
+                "local": {"path": str(tiny_policy), "options": ["a", "b"]},
+            },
+        }
+        judge = judge_of(parse_params({"domains": ["briefing"], "per_domain": {"briefing": {"rl": rl}}}), "briefing", tmp_path)
+        assert isinstance(judge, LocalJudge)
+        assert judge.logits is raw

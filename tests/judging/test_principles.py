@@ -245,3 +245,10 @@ def test_server_judges_read_principles() -> None:
 def test_impossible_settings_are_refused(make, says: str) -> None:
     with pytest.raises(ValidationError, match=says):
         make()
+
+
+def test_a_rule_on_languages_is_refused_without_the_package_that_tells_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValidationError, match=r"needs py3langid, which is not installed: pip install 'bellwether\[judging\]'"):
+        sampling("a", languages=True)
+    assert not sampling("a").languages

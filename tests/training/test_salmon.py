@@ -168,6 +168,11 @@ def test_clipped_errors_by_hand() -> None:
             {"critic": {"init": "policy", "head": {"loss": "hl_gauss", "v_min": -100, "v_max": 100}}},
             "value_clip is of the squared",
         ),
+        (
+            {"algorithm": "ppo", "critic": {"huber_delta": 1.0, "head": {"loss": "hl_gauss", "v_min": -100, "v_max": 100}}},
+            "critic.huber_delta",
+        ),
+        ({"algorithm": "marft", "critic": {"value_clip": 0.0, "distribution": {}}}, "huber_delta is of the squared"),
         ({"judge": {"kind": "program"}}, "init: judge_model starts from the reward model"),
         ({"judge": {"local": {"path": "models/mine"}}}, r"without a local\.path"),
         ({"critic": {"value_clip": 0.0, "distribution": {}}}, "a reward model's scalar"),

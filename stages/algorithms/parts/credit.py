@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from stages.algorithms.batch import Extra
+from stages.algorithms.batch import Extra, turn_sums, turn_tokens
 from stages.algorithms.parts.part import AppliesTo, Part
 from stages.algorithms.parts.step_values import not_a_return
 from stages.runtime.validation import NonNegative, ParamsError, Share
@@ -171,12 +171,9 @@ def add_credit(batch: TrajectoryBatch, params: Credit) -> TrajectoryBatch:
 
 def with_turn_credit(batch: TrajectoryBatch, before: Tensor | None, params: Credit) -> TrajectoryBatch:
     """The batch with TurnCredit, unless the credit is the outcome's. before: its advantages [B, T] without step credit."""
-    from stages.algorithms.parts.advantage import turn_sums
-
     if params.kind == "outcome" or batch.advantages is None or before is None:
         return batch
     if params.kind == "progress":
         return batch.with_extra(TurnCredit(batch.turn_rewards.float()))
-    turns = batch.turn_rewards.shape[1]
-    tokens = turn_sums(batch.mask.float(), batch.turn, turns).clamp(min=1.0)
-    return batch.with_extra(TurnCredit(turn_sums((batch.advantages - before) * batch.mask, batch.turn, turns) / tokens))
+    added = turn_sums((batch.advantages - before) * batch.mask, batch.turn, batch.turn_rewards.shape[1])
+    return batch.with_extra(TurnCredit(added / turn_tokens(batch).clamp(min=1.0)))

@@ -78,11 +78,13 @@ class Critic(Part):
                 f"rl.critic.init: {self.init} starts from a model with a backbone and an output layer of its own: set init to "
                 f"policy, or trunk to own and hidden to []"
             )
-        if self.value_clip and (self.head.loss != "mse" or self.distribution is not None):
-            raise ParamsError(
-                "rl.critic.value_clip is of the squared error; set rl.critic.head.loss to mse and distribution to null, or "
-                "value_clip to 0"
-            )
+        if self.head.loss != "mse" or self.distribution is not None:
+            for key, value, off in (("value_clip", self.value_clip, "0"), ("huber_delta", self.huber_delta, "null")):
+                if value:
+                    raise ParamsError(
+                        f"rl.critic.{key} is of the squared error; set rl.critic.head.loss to mse and distribution to null, or "
+                        f"{key} to {off}"
+                    )
         if self.init == "judge_model":
             self._check_reward_model(rl)
         if self.distribution is not None:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from stages.algorithms.settings import Rl
 
 
+CLIPPED = ("ppo_clip", "turn_clip", "gspo", "cispo")
+"""Kinds that bound the ratio."""
 COMPARED = AppliesIf(
     lambda rl: rl.loss.kind not in ("policy_gradient", "own"), "loss.kind: importance, ppo_clip, turn_clip, gspo or cispo"
 )
@@ -34,9 +36,9 @@ class Loss(Part):
     kind: Literal["policy_gradient", "importance", "ppo_clip", "turn_clip", "gspo", "cispo", "own"] = "policy_gradient"
     """policy_gradient: REINFORCE; importance: with unclipped importance ratios; ppo_clip: PPO; turn_clip: PPO with one ratio per
     turn; gspo: PPO with one ratio per episode; cispo: clipped ratios as weights of REINFORCE."""
-    clip_low: Annotated[float, Field(gt=0.0, le=1.0), AppliesTo("kind", "ppo_clip", "turn_clip", "gspo", "cispo")] = 0.2
+    clip_low: Annotated[float, Field(gt=0.0, le=1.0), AppliesTo("kind", *CLIPPED)] = 0.2
     """Importance ratios are clipped from below at 1 - clip_low."""
-    clip_high: Annotated[float, Field(gt=0.0, le=10.0), AppliesTo("kind", "ppo_clip", "turn_clip", "gspo", "cispo")] = 0.2
+    clip_high: Annotated[float, Field(gt=0.0, le=10.0), AppliesTo("kind", *CLIPPED)] = 0.2
     """Importance ratios are clipped from above at 1 + clip_high."""
     dual_clip: Annotated[Annotated[float, Field(gt=1.0)] | None, AppliesTo("kind", "ppo_clip")] = None
     """ppo_clip: the loss of a token with A < 0 is at most dual_clip * |A|."""
@@ -213,7 +215,7 @@ def clipped(logprobs: Tensor, batch: TrajectoryBatch, params: Loss) -> Tensor:
     """Tokens [b, T] bool that clipping affects: no gradient under ppo_clip, turn_clip and gspo, a clipped weight under cispo."""
     import torch
 
-    if params.kind not in ("ppo_clip", "turn_clip", "gspo", "cispo"):
+    if params.kind not in CLIPPED:
         return torch.zeros_like(batch.mask)
     low, high = clip_range(params)
     ratio = unit_log_ratio(logprobs, batch, params).exp()

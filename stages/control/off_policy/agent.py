@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from stages.control.off_policy.networks import Policy
 from stages.control.off_policy.replay import Replay, Transitions
 from stages.control.off_policy.settings import OffPolicy
+from stages.control.off_policy.updates import descend, follow
 from stages.values import gaussian
 from stages.values.ensemble import Ensemble
 from stages.values.lipschitz import local_slopes, slope_penalty
@@ -107,9 +108,7 @@ class Agent(nn.Module):
             loss = loss + self.robust_loss(batch, generator)
         if self.settings.diversity:
             loss = loss + self.settings.diversity * similarity(self._action_gradients(batch))
-        self.optimiser.zero_grad(set_to_none=True)
-        loss.backward()
-        self.optimiser.step()
+        descend(self.optimiser, loss)
         self.critics.measure(self.settings.lipschitz.power_iterations)
         self.updates += 1
         if with_policy:
@@ -155,10 +154,9 @@ class Agent(nn.Module):
         values = self._means(self.critics(torch.cat([batch.observation.expand(count, -1, -1), action], -1)))
         return torch.autograd.grad(values.sum(), action, create_graph=True)[0]
 
-    @torch.no_grad()
     def _follow(self) -> None:
         pairs: list[tuple[nn.Module, nn.Module]] = [(self.slow_critics, self.critics)]
         if self.settings.target_policy:
             pairs.append((self.slow_policy, self.policy))
         for slow, fast in pairs:
-            torch._foreach_lerp_(list(slow.parameters()), list(fast.parameters()), self.settings.target_rate)
+            follow(slow, fast, self.settings.target_rate)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from stages.control.off_policy.replay import Transitions
+from stages.control.off_policy.updates import descend
 from stages.control.off_policy.world_model import WorldModel
 
 
@@ -57,10 +58,7 @@ def _epoch(
     settings = model.settings
     each = torch.stack([rows[torch.randperm(len(rows), generator=generator)] for _ in range(settings.members)])
     for batch in each.split(settings.batch, 1):
-        loss = model.loss(_at(data, batch), _weights_at(weights, batch), plain).sum()
-        optimiser.zero_grad(set_to_none=True)
-        loss.backward()
-        optimiser.step()
+        descend(optimiser, model.loss(_at(data, batch), _weights_at(weights, batch), plain).sum())
 
 
 def _keep(kept: list[Tensor], model: WorldModel, better: Tensor) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from stages.control.off_policy.replay import Transitions
+from stages.control.off_policy.updates import descend, follow
 from stages.control.offline.settings import Offline
 from stages.values.ensemble import Ensemble
 
@@ -92,12 +93,7 @@ class Clone(nn.Module):
 
     def update(self, batch: Transitions, generator: torch.Generator) -> None:
         """One step on the batch."""
-        loss = self.loss(batch)
-        self.optimiser.zero_grad(set_to_none=True)
-        loss.backward()
-        self.optimiser.step()
+        descend(self.optimiser, self.loss(batch))
         self.updates += 1
         if self.values:
-            with torch.no_grad():
-                pair = (list(self.slow_critics.parameters()), list(self.critics.parameters()))
-                torch._foreach_lerp_(*pair, self.settings.target_rate)
+            follow(self.slow_critics, self.critics, self.settings.target_rate)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from stages.control.off_policy.replay import Replay, Transitions
+from stages.control.off_policy.updates import descend, follow
 from stages.control.soft_q.arsq import SoftQ, demo_term, encode, reduced
 from stages.control.soft_q.settings import SoftQLearning
 
@@ -54,11 +55,6 @@ class SoftQAgent(nn.Module):
 
     def update(self, batch: Transitions, generator: torch.Generator) -> None:
         """One step on the batch."""
-        loss = self.loss(batch)
-        self.optimiser.zero_grad(set_to_none=True)
-        loss.backward()
-        self.optimiser.step()
+        descend(self.optimiser, self.loss(batch))
         self.updates += 1
-        with torch.no_grad():
-            pair = (list(self.slow.parameters()), list(self.model.parameters()))
-            torch._foreach_lerp_(*pair, self.settings.target_rate)
+        follow(self.slow, self.model, self.settings.target_rate)

@@ -13,6 +13,7 @@ from torch import Tensor
 from stages.control.off_policy.agent import Agent
 from stages.control.off_policy.replay import Transitions
 from stages.control.off_policy.settings import OffPolicy
+from stages.control.off_policy.updates import descend
 from stages.control.offline.agents import Clone
 from stages.control.offline.settings import Offline
 from stages.control.one_run import one_run
@@ -58,9 +59,7 @@ def learn(settings: JointActions) -> SoftQ:
         values, advantages = model(state, codes[rows])
         error = ((values - reward[rows]) ** 2).mean(1)
         term = reduced(demo_term(advantages, codes[rows], settings.demo), settings.batch, settings.demo.reduce)
-        optimiser.zero_grad(set_to_none=True)
-        (error + settings.demo.weight * term).sum().backward()
-        optimiser.step()
+        descend(optimiser, (error + settings.demo.weight * term).sum())
     return model
 
 

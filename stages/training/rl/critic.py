@@ -22,7 +22,7 @@ from stages.judging.settings import LocalParams
 from stages.seeding import seed_torch
 from stages.training.common.adapters import twin
 from stages.values.gaussian import GaussianHead
-from stages.values.heads import MseHead, make_head
+from stages.values.heads import make_head
 from stages.values.settings import HeadParams, ReturnDistribution
 from stages.values.step_value import StepValueModel, check_same_head
 
@@ -96,7 +96,7 @@ class Critic(nn.Module):
         found, values = self.head.decode(logits), self.head.decode(logits.detach())
         if clip is not None and old is not None:
             return clipped_errors(found, old[mask], returns[mask], clip, huber), values, spread
-        if huber is not None and isinstance(self.head, MseHead):
+        if huber is not None:
             return errors(found - returns[mask], huber), values, spread
         return self.head.loss(logits, returns[mask]), values, spread
 

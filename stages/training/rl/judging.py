@@ -19,10 +19,10 @@ from stages.judging.episodes import Read, attributes, candidate, gold_quality, l
 from stages.judging.extraction import response
 from stages.judging.gap import GapMonitor, group_agreement
 from stages.judging.groups import Group, Scored, score_groups
-from stages.judging.local import LocalJudge
 from stages.judging.measures import order_measures
 from stages.judging.principles import sampled, shaped, texts
 from stages.judging.program import ProgramJudge
+from stages.judging.reading import reading_judge
 from stages.judging.server import ServerJudge
 from stages.judging.table import judgment_row, write_judgments
 from stages.records.episode import Episode
@@ -32,10 +32,6 @@ from stages.training.common.processes import Processes
 
 if TYPE_CHECKING:
     from stages.runtime.stage import StageContext
-
-
-JUDGE_MODEL = "judge_model"
-"""Folder of the model that annotate fits, below data/annotated/<domain>."""
 
 
 class EpisodeJudge:
@@ -73,16 +69,10 @@ class EpisodeJudge:
 
     def _make(self) -> Judge:
         params = self.params
-        if params.kind == "server":
-            return ServerJudge(params.server, self.context.root)
-        if params.kind == "local":
-            from stages.agent.policy import load_policy
-
-            path = params.local.path or f"data/annotated/{self.context.domain}/{JUDGE_MODEL}"
-            policy = load_policy(self.context.root / path, device=str(self.processes.device))
-            policy.model.eval()
-            return LocalJudge(policy, params.local, self.context.params.model.max_length, params.raw)
-        return ProgramJudge(params.program, self._perceived, self.seed)
+        if params.kind == "program":
+            return ProgramJudge(params.program, self._perceived, self.seed)
+        device, length = str(self.processes.device), self.context.params.model.max_length
+        return reading_judge(params, str(self.context.domain), self.context.root, device, length)
 
     def _reader(self) -> Read | None:
         found = self.params.extract

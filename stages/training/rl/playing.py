@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from stages.agent.active_episode import EpisodeRequest
 from stages.agent.branching import Plan
@@ -39,12 +40,12 @@ class Player:
         self.models.refresh_player()
         groups = list(dict.fromkeys(request.group_id for request in requests))
         mine = set(groups[processes.index :: processes.count])
-        episodes = collect(
-            *(self.engine, self.chat, self.pool, [request for request in requests if request.group_id in mine]),
-            *(sampling, self.labels),
-            max_length=self.max_length,
-            max_turns=max_turns,
-            width=self.width,
-            plan=plan,
-        )
+        episodes = self._collect([request for request in requests if request.group_id in mine], sampling, max_turns, plan)
         return sorted(processes.gather(episodes), key=lambda episode: episode.episode_id)
+
+    def _collect(
+        self, requests: Sequence[EpisodeRequest], sampling: Sampling, max_turns: int | None, plan: Plan | None
+    ) -> list[Episode]:
+        """The episodes of this process's requests."""
+        limits: dict[str, Any] = {"max_length": self.max_length, "max_turns": max_turns, "width": self.width}
+        return collect(self.engine, self.chat, self.pool, requests, sampling, self.labels, **limits, plan=plan)

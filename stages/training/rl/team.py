@@ -107,8 +107,7 @@ class Team:
 
     def row(self, played: Sequence[Episode], batch: TrajectoryBatch | None, sums: Mapping[str, Sums]) -> dict[str, float]:
         """Columns of the history, `<role>/` and: texts and tokens per play, mean advantage of its texts, for members that do not
-        act the share of texts that the next action repeats (`followed`), and what there is for
-        the policy of a run without a team."""
+        act the share of texts that the next action repeats (`followed`), and what a run without a team has of its policy."""
         assert batch is not None
         assert batch.advantages is not None
         row: dict[str, float] = {}
@@ -175,19 +174,18 @@ class TeamPlayer(Player):
         plan: Plan | None = None,
     ) -> list[Episode]:
         """See `Player.play`; the episodes of the acting member."""
-        processes, team = self.models.processes, self.team
-        self.models.refresh_player()
-        groups = list(dict.fromkeys(request.group_id for request in requests))
-        mine = set(groups[processes.index :: processes.count])
-        episodes = collect_team(
-            *(self.engines, self.chat, self.pool, [request for request in requests if request.group_id in mine]),
-            *(team.params.members, sampling, self.labels),
-            max_length=self.max_length,
-            max_turns=max_turns,
-            width=self.width,
-        )
-        found = sorted(processes.gather(episodes), key=lambda episode: episode.episode_id)
-        for episode in found:
-            if episode.role != team.acting:
+        team, played = self.team, list[Episode]()
+        for episode in super().play(requests, sampling, max_turns, plan):
+            if episode.role == team.acting:
+                played.append(episode)
+            else:
                 team.others.setdefault(episode.play, []).append(episode)
-        return [episode for episode in found if episode.role == team.acting]
+        return played
+
+    def _collect(
+        self, requests: Sequence[EpisodeRequest], sampling: Sampling, max_turns: int | None, plan: Plan | None
+    ) -> list[Episode]:
+        """Those of all members. A team's groups do not branch (rl.branching is refused)."""
+        limits: dict[str, Any] = {"max_length": self.max_length, "max_turns": max_turns, "width": self.width}
+        members = self.team.params.members
+        return collect_team(self.engines, self.chat, self.pool, requests, members, sampling, self.labels, **limits)

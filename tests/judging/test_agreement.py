@@ -115,12 +115,7 @@ def test_the_measured_judge_is_the_one_that_rl_asks(tiny_policy: Path, tmp_path:
         rl = {
             "algorithm": "salmon",
             "critic": {"init": "policy"},
-            "judge": {
-                "kind": "local",
-                "scheme": "pointwise",
-                "raw": raw,
-                "local": {"path": str(tiny_policy), "options": ["a", "b"]},
-            },
+            "judge": {"kind": "local", "scheme": "pointwise", "raw": raw, "local": local},
         }
         judge = judge_of(parse_params({"domains": ["briefing"], "per_domain": {"briefing": {"rl": rl}}}), "briefing", tmp_path)
         assert isinstance(judge, LocalJudge)

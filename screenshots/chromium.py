@@ -91,6 +91,11 @@ class Browser:
         """Run JavaScript in the page and return its value."""
         return self.driver.execute_script(script, *arguments)
 
+    def lay_out_figures(self) -> None:
+        """Also those that the page lays out only when they come near."""
+        rule = ".plot { content-visibility: visible !important }"
+        self.run("document.head.append(Object.assign(document.createElement('style'), {textContent: arguments[0]}))", rule)
+
     def errors(self) -> list[str]:
         """Console errors since the start, including failed loads."""
         self._messages += self.driver.get_log("browser")

@@ -40,10 +40,6 @@ def control_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-VISIBLE = ".plot { content-visibility: visible !important }"
-"""Figures are laid out only when they come near."""
-
-
 def test_the_page_is_whole_and_can_be_read(browser: Browser, control_page: Path) -> None:
     """Contract: nothing is wider than the screen, text has the contrast of WCAG AA, chapters, plots and films are there, and no
     error is on the console."""
@@ -55,7 +51,7 @@ def test_the_page_is_whole_and_can_be_read(browser: Browser, control_page: Path)
     targets = browser.run("return [...document.querySelectorAll('a[href^=\"#\"]')].map(a => a.getAttribute('href').slice(1))")
     assert {"learning", "data", "exact", "films"} <= set(targets)
     assert all(browser.run("return document.getElementById(arguments[0]) !== null", target) for target in targets)
-    browser.run("document.head.append(Object.assign(document.createElement('style'), {textContent: arguments[0]}))", VISIBLE)
+    browser.lay_out_figures()
     plots = browser.run("return [...document.querySelectorAll('.plot svg')].map(svg => svg.getBoundingClientRect().width)")
     assert len(plots) >= 5
     assert min(plots) > 200

@@ -11,11 +11,13 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+import yaml
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from screenshots.chromium import DESK, PHONE, Browser
+from stages.params import ROOT
 
 CHOSEN = "return document.querySelector('.outline [aria-selected=true]').dataset.node"
 TASK = "return document.querySelector('.list [aria-selected=true] .task').textContent"
@@ -217,3 +219,40 @@ def test_search_tree_can_be_navigated_by_mouse_and_keyboard(browser: Browser, re
     chosen = int(browser.run(CHOSEN))
     assert [win, chosen] in [pair[:2] for pair in tree["pairs"]]
     assert "rejected for" in browser.driver.find_element(By.CSS_SELECTOR, ".node").text
+
+
+def opening_s(browser: Browser, page: Path) -> float:
+    """Processor seconds of a page's main thread until it is loaded, the least of three."""
+
+    def used() -> float:
+        found = browser.driver.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]
+        return next(one["value"] for one in found if one["name"] == "TaskDuration")
+
+    browser.driver.execute_cdp_cmd("Performance.enable", {"timeDomain": "threadTicks"})
+    seconds = []
+    for _ in range(3):
+        browser.driver.get("about:blank")
+        before = used()
+        browser.open(page)
+        after = used()
+        seconds.append(after - before if after > before else after)  # a new process counts from zero
+    return min(seconds)
+
+
+def test_pages_of_the_default_run_open_within_a_second_and_stay_small(browser: Browser, report: Path) -> None:
+    """Contract: below 3 MB and a second each: these pages' size and time, taken to the sizes of the default run's in dvc.lock.
+    Figures are laid out only when they come near, and nothing moves then."""
+    viewer = report.parent / "episodes" / "index.html"
+    outputs = yaml.safe_load((ROOT / "dvc.lock").read_text(encoding="utf-8"))["stages"]["report"]["outs"]
+    size = {one["path"]: one["size"] for one in outputs}
+    times = {report: size["reports/report.html"] / report.stat().st_size}
+    times[viewer] = size["reports/episodes"] / sum(path.stat().st_size for path in viewer.parent.iterdir())
+    for page, factor in times.items():
+        assert page.stat().st_size * max(1.0, factor) < 3_000_000
+        assert 0.001 < opening_s(browser, page) * max(1.0, factor) < 1.0
+    frames = "return [...document.querySelectorAll('.plot')].map(one => Math.round(one.getBoundingClientRect().height))"
+    browser.open(report)
+    before = browser.run(frames)
+    assert len(before) > 20
+    browser.lay_out_figures()
+    assert browser.run(frames) == before

@@ -11,13 +11,11 @@ from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
-import yaml
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from screenshots.chromium import DESK, PHONE, Browser
-from stages.params import ROOT
 from stages.reporting.viewer.pack import state_name
 
 READY = "return document.querySelector('#view-episodes .count').dataset.ready === 'yes'"
@@ -93,45 +91,6 @@ def type_into(browser: Browser, name: str, text: str) -> None:
     box = browser.driver.find_element(By.CSS_SELECTOR, f"#view-episodes input[name={name}]")
     box.clear()
     box.send_keys(text, Keys.TAB)
-
-
-def opening_s(browser: Browser, page: Path) -> float:
-    """Processor seconds of a page's main thread until it is loaded, the least of three."""
-
-    def used() -> float:
-        found = browser.driver.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]
-        return next(one["value"] for one in found if one["name"] == "TaskDuration")
-
-    browser.driver.execute_cdp_cmd("Performance.enable", {"timeDomain": "threadTicks"})
-    seconds = []
-    for _ in range(3):
-        browser.driver.get("about:blank")
-        before = used()
-        browser.open(page)
-        after = used()
-        seconds.append(after - before if after > before else after)  # a new process counts from zero
-    return min(seconds)
-
-
-VISIBLE = "const style = document.createElement('style'); document.head.append(style); style.textContent = arguments[0]"
-
-
-def test_pages_of_the_default_run_open_within_a_second_and_stay_small(browser: Browser, report: Path, viewer: Path) -> None:
-    """Contract: below 3 MB and a second each: these pages' size and time, taken to the sizes of the default run's in dvc.lock.
-    Figures are laid out only when they come near, and nothing moves then."""
-    outputs = yaml.safe_load((ROOT / "dvc.lock").read_text(encoding="utf-8"))["stages"]["report"]["outs"]
-    size = {one["path"]: one["size"] for one in outputs}
-    times = {report: size["reports/report.html"] / report.stat().st_size}
-    times[viewer] = size["reports/episodes"] / sum(path.stat().st_size for path in viewer.parent.iterdir())
-    for page, factor in times.items():
-        assert page.stat().st_size * max(1.0, factor) < 3_000_000
-        assert 0.001 < opening_s(browser, page) * max(1.0, factor) < 1.0
-    frames = "return [...document.querySelectorAll('.plot')].map(one => Math.round(one.getBoundingClientRect().height))"
-    browser.open(report)
-    before = browser.run(frames)
-    assert len(before) > 20
-    browser.run(VISIBLE, ".plot { content-visibility: visible !important }")
-    assert browser.run(frames) == before
 
 
 def test_report_leads_to_all_episodes(browser: Browser, report: Path, index: dict[str, Any]) -> None:

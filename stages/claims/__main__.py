@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from stages.claims import new, verdict
+from stages.claims.checks import check_environments, check_experiment
 from stages.claims.confirm import confirm
 from stages.claims.cost import cost_of
-from stages.claims.experiment import FOLDER, Experiment, check_environments, check_experiment, load_experiment, slugs
+from stages.claims.experiment import FOLDER, Experiment, load_experiment, slugs
 from stages.claims.judging import write
 from stages.claims.results import Results
 from stages.claims.runner import ExperimentRunner, clean_commit

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from stages.claims.plan import Outcome, Run, planned_runs
 from stages.claims.results import Results
+from stages.claims.rows import Row
 from stages.claims.session import Session, outcomes
 from stages.claims.tuning import chosen_values
 
@@ -22,6 +23,14 @@ def sampled_runs(session: Session) -> list[Run]:
     return found
 
 
+def _differ(before: Sequence[Row], now: Sequence[Row]) -> bool:
+    """Whether rows differ in what was recorded before: a column may be newer than the run."""
+    pairs = zip(before, now, strict=False)
+    return len(before) != len(now) or any(
+        old[name] != new.get(name) for old, new in pairs for name in old if old[name] is not None
+    )
+
+
 def differences(stored: Results, run: Run, outcome: Outcome) -> Iterator[str]:
     """What the repeated run found that differs from what is stored of it."""
     old = stored.outcomes[run.name]
@@ -32,7 +41,7 @@ def differences(stored: Results, run: Run, outcome: Outcome) -> Iterator[str]:
         yield f"environment_steps {old['environment_steps']}, now {outcome.environment_steps}"
     tables = stored.tables
     for name, before, now in (("rows", tables.rows, outcome.rows), ("curve", tables.curves, outcome.curve)):
-        if before.get(run.name, now) != now:
+        if run.name in before and _differ(before[run.name], now):
             yield f"{name} per {'task' if name == 'rows' else 'step'} differ"
 
 

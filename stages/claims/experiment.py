@@ -19,9 +19,7 @@ from stages.algorithms.registry import composition
 from stages.algorithms.settings import Rl
 from stages.claims.sequential import Kind, alphas
 from stages.control.problems import PROBLEMS
-from stages.designs.settings import parse_search
 from stages.evaluation.statistics import StatisticsError
-from stages.params import Params, check_domains, parse_params
 from stages.records.sections import deep_merge, params_hash
 from stages.runtime.validation import Count, ParamsError, Section, explain
 
@@ -192,7 +190,8 @@ class Experiment(Section):
     """Further metrics to store and show for every run that has them."""
     tradeoff: list[str] = Field(default_factory=list)
     """Arms whose cost on the panel is drawn against their success, in this order: the points of a curve."""
-    claims: Annotated[list[Claim], Field(min_length=1)]
+    claims: list[Claim] = Field(default_factory=list)
+    """None: a gallery. Each arm runs with the first look's seeds, for its learning curve; nothing is judged."""
 
     @model_validator(mode="after")
     def _names(self) -> Experiment:
@@ -217,6 +216,10 @@ class Experiment(Section):
 
     @model_validator(mode="after")
     def _looks(self) -> Experiment:
+        if not self.claims:
+            if len(self.looks) != 1 or self.looks[0] < 1:
+                raise ValueError(f"looks: without claims it is one number of seeds, not {self.looks}")
+            return self
         try:
             alphas(self.looks)
         except StatisticsError as error:
@@ -247,7 +250,7 @@ class Experiment(Section):
     @property
     def seeds(self) -> range:
         """All seeds that claims may need."""
-        return range(self.looks[-1] + max(claim.fresh_from for claim in self.claims))
+        return range(self.looks[-1] + max((claim.fresh_from for claim in self.claims), default=0))
 
     def seeded(self, seed: int) -> dict[str, Any]:
         """The overrides that make a run one of this seed."""
@@ -356,45 +359,3 @@ def start_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """The part of `values` that shapes the start of rl."""
     domain = values["domains"][0]
     return {**{name: values.get(name) for name in BEFORE_RL}, "environment": values["per_domain"][domain].get("environment")}
-
-
-def _check_control(problem: str, values: Mapping[str, Any], source: str) -> None:
-    settings = PROBLEMS[problem].settings
-    try:
-        settings.model_validate(values)
-    except ValidationError as error:
-        raise ParamsError(explain(error, settings, source)) from error
-
-
-def check_experiment(experiment: Experiment, params: Mapping[str, Any], source: str) -> dict[str, Params]:
-    """Arm -> its parameters ({} in lane control, whose problems have their own settings). Raises ParamsError if an arm's are
-    invalid, or if arms that must share a start do not."""
-    checked: dict[str, Params] = {}
-    starts: dict[str, dict[str, Any]] = {}
-    if experiment.lane == "control":
-        for arm in experiment.arms:
-            _check_control(experiment.environment, arm_values(experiment, arm, params), f"{source}: arm '{arm}'")
-        return checked
-    for arm in experiment.arms:
-        values = run_values(experiment, arm, 0, params, experiment.tune.values[0] if experiment.tune else None)
-        parse = parse_search if experiment.lane == "designs" else parse_params
-        checked[arm] = parse(values, f"{source}: arm '{arm}'")
-        starts[arm] = start_values(values)
-    first = next(iter(starts))
-    for arm, start in starts.items():
-        differing = [name for name in start if start[name] != starts[first][name]]
-        if differing and experiment.start == "common" and experiment.lane == "rl":
-            raise ParamsError(
-                f"{source}: arm '{arm}' and arm '{first}' differ in {', '.join(differing)}, so they would not start from the "
-                f"same policy; move that to `shared`, or set `start: own` if the claim is about it"
-            )
-    return checked
-
-
-def check_environments(checked: Mapping[str, Params], source: str) -> None:
-    """Raise ParamsError if an arm of `check_experiment` has values that its environment rejects (needs the domain's package)."""
-    for arm, params in checked.items():
-        try:
-            check_domains(params)
-        except ParamsError as error:
-            raise ParamsError(f"{source}: arm '{arm}': {str(error).removeprefix('params.yaml: ')}") from error

@@ -36,7 +36,7 @@ ROWS_SCHEMA = pa.schema(
 """One row per run and task of the panel, sorted; MEANS are over the attempts."""
 SMOOTHED = 5
 """Training steps whose mean success counts as reached."""
-COLUMNS = ("success", "reward_mean", "entropy")
+COLUMNS = ("success", "reward_mean", "entropy", "pair_accuracy", "loss")
 CURVES_SCHEMA = pa.schema(
     [*RUN, ("step", pa.int32()), ("environment_steps", pa.int64()), *((name, pa.float32()) for name in COLUMNS)]
 )
@@ -148,7 +148,7 @@ class Tables:
         column, _, part = key.rpartition(".")
         if kind != "history" or column not in COLUMNS:
             return None
-        values = [row[column] for row in self.curves.get(run, []) if row[column] is not None]
+        values = [row[column] for row in self.curves.get(run, []) if row.get(column) is not None]
         return window_mean(values, part) if values and part in ("mean", "first", "last") else None
 
 

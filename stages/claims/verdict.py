@@ -45,6 +45,8 @@ def main(arguments: Sequence[str]) -> int:
         found = states(root, options.slug)
     except ParamsError as error:
         parser.error(str(error))
+    if not found:
+        parser.error(f"{options.slug} is a gallery: it has no claims")
     if options.claim is not None and not 1 <= options.claim <= len(found):
         parser.error(f"{options.slug} has claims 1 to {len(found)}, not {options.claim}")
     asked = list(enumerate(found, start=1)) if options.claim is None else [(options.claim, found[options.claim - 1])]

@@ -108,10 +108,12 @@ def spread(values: Sequence[float]) -> str:
 
 
 def results_table(runs: Runs) -> str:
-    """CSV: method, problem, task, figure, mean over seeds, lowest, highest; to six digits."""
+    """CSV: method, problem, task, figure, mean over seeds, lowest, highest; to six digits. A learning curve's figures are
+    `return at 500`, after 500 steps."""
     rows = [("method", "problem", "task", "figure", "mean", "lowest", "highest")]
     for name, run in runs.items():
-        for figure, values in run["figures"].items():
+        curve = zip(run["steps"], zip(*run["returns"], strict=True), strict=False)
+        for figure, values in [*run["figures"].items(), *((f"return at {step}", values) for step, values in curve)]:
             found = (sum(values) / len(values), min(values), max(values))
             rows.append((name, run["problem"], run["task"], figure, *(f"{value:.6g}" for value in found)))
     return "".join(",".join(row) + "\n" for row in rows)

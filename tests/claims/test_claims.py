@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
+from stages.algorithms.registry import names
 from stages.claims import __main__ as stage
+from stages.claims.checks import check_environments, check_experiment
 from stages.claims.experiment import (
     FOLDER,
     Experiment,
     arm_values,
-    check_environments,
-    check_experiment,
     digest,
     load_experiment,
     run_values,
@@ -230,7 +231,8 @@ def test_run_without_a_metric_is_repeated_unless_rows_give_it() -> None:
 
 def curve(successes: list[float]) -> list[dict[str, Any]]:
     return [
-        {"step": step, "environment_steps": 10 * step, "success": success, "reward_mean": success, "entropy": None}
+        {"step": step, "environment_steps": 10 * step, "success": success, "reward_mean": success}
+        | dict.fromkeys(("entropy", "pair_accuracy", "loss"))
         for step, success in enumerate(successes, start=1)
     ]
 
@@ -251,6 +253,27 @@ def test_tables_are_sorted_and_byte_identical(tmp_path: Path) -> None:
     loaded.drop_others({"a/3"})
     loaded.write(tmp_path, "x")
     assert (list(Tables.load(tmp_path, "x").rows), Tables.load(tmp_path, "x").curves) == (["a/3"], {})
+
+
+def test_a_gallery_has_one_number_of_seeds_and_runs_each_arm_with_them() -> None:
+    """Contract: an experiment without claims judges nothing; its arms run with the first look's seeds."""
+    gallery = experiment(claims=[], looks=[1])
+    assert list(gallery.seeds) == [0]
+    assert [run.name for run in planned_runs(gallery, PARAMS)] == ["rloo/0", "grpo/0"]
+    for looks in ([1, 2], [0]):
+        with pytest.raises(ValidationError, match="without claims it is one number of seeds"):
+            experiment(claims=[], looks=looks)
+
+
+def test_the_galleries_show_every_shipped_method() -> None:
+    """Contract: each method's page has a learning curve. A new method is a new arm of reports/claims/gallery_*.yaml."""
+    galleries = [load_experiment(ROOT / FOLDER / f"{slug}.yaml") for slug in slugs(ROOT) if slug.startswith("gallery_")]
+    shown = [arm for gallery in galleries for arm in gallery.arms]
+    assert sorted(set(shown)) == sorted(shown)
+    assert set(names()) <= set(shown)
+    for gallery in galleries:
+        for arm, overrides in gallery.arms.items():
+            assert overrides.get("rl", {}).get("algorithm", arm) == arm
 
 
 def test_rows_per_task_are_means_over_attempts() -> None:

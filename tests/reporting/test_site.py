@@ -9,7 +9,7 @@ import pytest
 
 from stages.algorithms.registry import names
 from stages.params import ROOT
-from stages.reporting.board.rows import by_experiment, rows
+from stages.reporting.board.rows import entries
 from stages.reporting.site.methods import concerns, method_pages
 from stages.reporting.site.sources import CHAPTERS, gather
 
@@ -44,7 +44,7 @@ def test_a_broken_link_stops_the_build(tmp_path: Path) -> None:
 
 
 def test_each_method_has_a_page_with_switch_and_evidence() -> None:
-    families = method_pages(ROOT, by_experiment(rows(ROOT)))
+    families, figures = method_pages(ROOT, entries(ROOT))
     pages = {path.stem: text for of_family in families.values() for path, text in of_family.items()}
     assert set(names()) <= set(pages)
     assert "    rl: {algorithm: arpo}\n" in pages["arpo"]
@@ -58,13 +58,14 @@ def test_each_method_has_a_page_with_switch_and_evidence() -> None:
             *("Formula", "Switch", "Evidence", "Learning curve")
         ], name
     assert "default_algorithm_curves.svg)" in pages["grpo"].partition("## Learning curve")[2]
-    assert "`make claims METHOD=arpo`" in pages["arpo"].partition("## Learning curve")[2]
-    assert "No experiment of the board trains with it" in pages["slerp"]
-    assert "`make control` draws" in pages["arsq"].partition("## Learning curve")[2]
+    assert "It does not train a policy" in pages["slerp"]
+    assert "solved at once" in pages["r2pvi"].partition("## Learning curve")[2]
+    for path in figures:
+        assert f"](figures/{path.name})" in pages[path.stem].partition("## Learning curve")[2]
 
 
 def test_an_experiment_concerns_the_methods_of_its_arms_and_of_its_switch() -> None:
-    experiments = {slug: of[0].experiment for slug, of in by_experiment(rows(ROOT)).items()}
+    experiments = {slug: entry.experiment for slug, entry in entries(ROOT).items()}
     from stages.algorithms.registry import composition
     from stages.values import heads
 

@@ -57,7 +57,9 @@ def _repeated(saved: Mapping[str, Any], runs: Sequence[str]) -> str:
 
 def conditions(experiment: Experiment, saved: Mapping[str, Any] | None, code: str | None) -> str:
     """`code`: hash of the code that a run would have now, None before the first run."""
-    if experiment.lane == "control":
+    if not experiment.claims:
+        text = "The panel, and the start policy where arms do not set it themselves. With another seed a run may end elsewhere."
+    elif experiment.lane == "control":
         text = f"Nothing but the environment: {PROBLEMS[experiment.environment].random}."
     else:
         text = OWN_STARTS if experiment.lane == "rl" and experiment.start == "own" else BY_LANE[experiment.lane]

@@ -8,13 +8,13 @@ from statistics import fmean
 from typing import Any
 
 from stages.claims.experiment import FOLDER, Claim, Experiment, is_share
-from stages.claims.results import NOT_RUN, OUTDATED
+from stages.claims.results import NOT_RUN
 from stages.claims.tuning import FIRST_SEED
 from stages.control.problems import PROBLEMS
 from stages.reporting.blocks import percent
 from stages.reporting.board import cells
 from stages.reporting.board.conditions import conditions
-from stages.reporting.board.rows import NOTHING, Row
+from stages.reporting.board.rows import NOTHING, Entry, Row
 from stages.reporting.generated_blocks import markdown_table
 from stages.tracking import flatten
 
@@ -25,6 +25,8 @@ LANES = {
     "labels": "no training: labels and pairs of search trees are compared with exact values",
 }
 """What a run is, for experiments without a budget of environment steps."""
+
+GALLERY = "A gallery: it shows how training goes, one run beside the other, and judges nothing."
 
 Saved = Mapping[str, Any]
 
@@ -147,8 +149,10 @@ def _settings(experiment: Experiment, saved: Saved | None) -> Iterable[str]:
     base, steps = (problem.file, problem.random) if problem else ("params.yaml", LANES.get(experiment.lane, ""))
     if experiment.budget:
         steps = f"{experiment.budget.environment_steps:,} environment steps per run"
+    looks = ", ".join(map(str, experiment.looks))
+    seeds = f"looks at {looks} paired seeds" if experiment.claims else f"seeds per arm: {looks}"
     yield (
-        f"Environment `{experiment.environment}`, looks at {', '.join(map(str, experiment.looks))} paired seeds, {steps}. "
+        f"Environment `{experiment.environment}`, {seeds}, {steps}. "
         f"Shared by all arms: {', '.join(_overrides(experiment.shared)) or f'the defaults of {base}'}."
     )
     start = saved["start"] if saved is not None else {}
@@ -186,27 +190,30 @@ def _per_seed(row: Row) -> tuple[str, ...]:
     return (str(row.number), f"`{claim.metric}`", *arms)
 
 
-def experiment_page(of_slug: list[Row], saved: Saved | None, curves: str, code: str | None, tradeoff: str = "") -> str:
-    """The page. of_slug: the experiment's claims; curves: the text about its learning curves, "" in lanes without any; code: hash
-    of the code that a run would have now, None if no run has been made; tradeoff: the text about cost against success, if any."""
-    slug, experiment = of_slug[0].slug, of_slug[0].experiment
+def experiment_page(entry: Entry, curves: str, code: str | None, tradeoff: str = "") -> str:
+    """The page. curves: the text about its learning curves, "" in lanes without any; code: hash of the code that a run would have
+    now, None if no run has been made; tradeoff: the text about cost against success, if any."""
+    slug, experiment, of_slug, saved = entry.slug, entry.experiment, entry.rows, entry.saved
     head = f"{experiment.paper}; `{experiment.switch}`. Run it: `make claims METHOD={slug}`. [All experiments](README.md)."
     parts = [f"# {experiment.method}", head]
     if saved is None:
-        parts.append(f"This experiment is {NOT_RUN}." if of_slug[0].state == NOT_RUN else f"This experiment has {OUTDATED}.")
-    parts += [_claims(of_slug), _looks(of_slug), *_explanations(experiment, of_slug)]
+        parts.append(f"This experiment {'is' if entry.state == NOT_RUN else 'has'} {entry.state}.")
+    parts += [_claims(of_slug), _looks(of_slug)] if of_slug else [GALLERY]
+    parts += _explanations(experiment, of_slug)
     if curves:
         parts.append(f"## Learning curves\n\n{curves}")
     if tradeoff:
         parts.append(f"## Cost against success\n\n{tradeoff}")
-    if experiment.lane == "rl":
+    if experiment.lane == "rl" and of_slug:
         parts += [f"## Gate\n\n{_gate(experiment, saved)}", f"## Tuning\n\n{_tuning(experiment, saved)}"]
-    parts.append("## What the verdicts are conditional on\n\n" + conditions(experiment, saved, code))
+    about = "What the verdicts are conditional on" if of_slug else "What the runs share"
+    parts.append(f"## {about}\n\n{conditions(experiment, saved, code)}")
     parts += ["## Settings", *_settings(experiment, saved)]
     if saved is not None and experiment.measured:
         parts.append(_means(experiment, saved))
-    seeds = markdown_table(("claim", "metric", "arm, per seed", "against, per seed"), map(_per_seed, of_slug))
-    parts.append(f"<details><summary>Numbers per seed</summary>\n\n{seeds}\n\n</details>")
+    if of_slug:
+        seeds = markdown_table(("claim", "metric", "arm, per seed", "against, per seed"), map(_per_seed, of_slug))
+        parts.append(f"<details><summary>Numbers per seed</summary>\n\n{seeds}\n\n</details>")
     if saved is not None:
         commits = ", ".join(f"`{commit[:12]}`" for commit in saved["commits"])
         parts.append(f"Cost: {cells.experiment_cost(saved)}; commit{'s' * (len(saved['commits']) > 1)} {commits}.")

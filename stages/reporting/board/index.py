@@ -9,7 +9,7 @@ from typing import Any
 
 from stages.claims.experiment import FOLDER
 from stages.reporting.board import cells
-from stages.reporting.board.rows import VERDICTS, Row, by_experiment
+from stages.reporting.board.rows import VERDICTS, Entry, Row, by_experiment
 from stages.reporting.generated_blocks import link, markdown_table
 
 PAGE = FOLDER / "README.md"
@@ -95,30 +95,36 @@ def total_cost(results: Iterable[Mapping[str, Any]]) -> str:
     return f"All {len(distinct):,} runs stored: {spent}, counted per run (several run side by side)."
 
 
-def _experiment_lines(of_slug: list[Row], saved: Mapping[str, Any] | None) -> Iterable[tuple[str, ...]]:
+def _name(entry: Entry) -> str:
+    """The experiment's name and cost."""
+    spent = cells.experiment_cost(entry.saved) if entry.saved is not None else entry.state
+    return f"**[{entry.experiment.method}]({entry.slug}.md)** ({entry.experiment.environment}; {spent})"
+
+
+def _experiment_lines(entry: Entry) -> Iterable[tuple[str, ...]]:
     """A line with the experiment's name and cost, and one per claim."""
-    slug, experiment = of_slug[0].slug, of_slug[0].experiment
-    spent = cells.experiment_cost(saved) if saved is not None else of_slug[0].state
-    yield (f"**[{experiment.method}]({slug}.md)** ({experiment.environment}; {spent})", *[""] * (len(HEADER) - 1))
-    for row in of_slug:
+    yield (_name(entry), *[""] * (len(HEADER) - 1))
+    for row in entry.rows:
         yield cells.says(row), cells.verdict(row), cells.effect(row), cells.difference(row), row.seeds, *cells.p_values(row)
 
 
-def family_tables(found: list[Row], results: Mapping[str, Mapping[str, Any] | None]) -> Iterable[str]:
-    """Heading and table of each family that has experiments; `results` by slug."""
+def family_tables(found: Iterable[Entry]) -> Iterable[str]:
+    """Heading and table of each family that has experiments with claims."""
+    judged = [entry for entry in found if entry.rows]
     for name, title in FAMILIES.items():
-        grouped = by_experiment([row for row in found if row.experiment.family == name])
-        if grouped:
-            lines = [line for slug, of in grouped.items() for line in _experiment_lines(of, results[slug])]
+        if lines := [line for entry in judged if entry.experiment.family == name for line in _experiment_lines(entry)]:
             yield f"## {title}\n\n{markdown_table(HEADER, lines)}"
 
 
-def index_page(found: list[Row], results: Mapping[str, Mapping[str, Any] | None], spent: str, figure: str | None) -> str:
-    """The index. results: of the experiments as they are now, by slug; figure: the forest plot's path from the page, if any."""
-    parts = ["# Which published claims hold here", f"{_correction(found)} {spent}", counts_table(found)]
+def index_page(found: Mapping[str, Entry], spent: str, figure: str | None) -> str:
+    """The index. found: by slug; figure: the forest plot's path from the page, if any."""
+    claims = [row for entry in found.values() for row in entry.rows]
+    parts = ["# Which published claims hold here", f"{_correction(claims)} {spent}", counts_table(claims)]
     if figure is not None:
         parts += [f"![Differences of all judged claims, with intervals, by family]({figure})", CAPTION]
-    parts += family_tables(found, results)
+    parts += family_tables(found.values())
+    if galleries := [entry for entry in found.values() if not entry.rows]:
+        parts += ["## Galleries: how training goes, without claims", "\n".join(f"- {_name(entry)}" for entry in galleries)]
     parts += ["## How claims are judged", INTRODUCTION, RULES, CORRECTION, LIMITS]
     return "\n\n".join(parts) + "\n"
 

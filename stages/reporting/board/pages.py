@@ -20,7 +20,7 @@ from stages.reporting.board.figures import (
     tradeoff_svg,
 )
 from stages.reporting.board.index import PAGE, index_page, total_cost
-from stages.reporting.board.rows import by_experiment, rows, saved_results
+from stages.reporting.board.rows import entries
 
 NO_CURVES = "No curves are stored: the runs were made before curves were kept, or there are none yet."
 
@@ -63,19 +63,18 @@ def _tradeoff(slug: str, experiment: Experiment, saved: Saved | None) -> tuple[s
 
 def pages(root: Path) -> dict[Path, str]:
     """The index, reports/claims/README.md, a page per experiment, and their figures, by path relative to `root`."""
-    found = rows(root)
-    grouped = by_experiment(found)
-    results = {slug: saved_results(root, slug, of_slug[0].experiment) for slug, of_slug in grouped.items()}
+    found = entries(root)
     files: dict[Path, str] = {}
-    for slug, of_slug in grouped.items():
-        experiment, saved = of_slug[0].experiment, results[slug]
+    for slug, entry in found.items():
+        experiment, saved = entry.experiment, entry.saved
         text, drawn = _curves(root, slug, experiment, saved)
         traded, curve = _tradeoff(slug, experiment, saved)
         code = code_of(root, experiment.program) if saved is not None else None
-        files |= {page_of(slug): experiment_page(of_slug, saved, text, code, traded), **drawn, **curve}
-    plot = forest_svg(found)
+        files |= {page_of(slug): experiment_page(entry, text, code, traded), **drawn, **curve}
+    claims = [row for entry in found.values() for row in entry.rows]
+    plot = forest_svg(claims)
     if plot is not None:
         files[FOREST] = plot
     shown = FOREST.relative_to(FOLDER).as_posix() if plot is not None else None
-    files[PAGE] = index_page(found, results, total_cost(_stored(root, grouped)), shown)
+    files[PAGE] = index_page(found, total_cost(_stored(root, found)), shown)
     return files

@@ -96,9 +96,14 @@ def saved_results(root: Path, slug: str, experiment: Experiment) -> Mapping[str,
     return saved if saved is not None and saved["fixed"] == experiment.fixed else None
 
 
+def no_results(root: Path, slug: str) -> str:
+    """Why an experiment has none."""
+    return OUTDATED if result_path(root, slug).exists() else NOT_RUN
+
+
 def _state(root: Path, slug: str, experiment: Experiment, result: Mapping[str, Any] | None) -> str:
     if result is None:
-        return OUTDATED if result_path(root, slug).exists() else NOT_RUN
+        return no_results(root, slug)
     return result["verdict"] or f"{seeds_done(experiment, result)} of {experiment.looks[0]} seeds"
 
 
@@ -112,11 +117,15 @@ def _check_explained(row: Row) -> None:
         )
 
 
+def experiments(root: Path) -> dict[str, Experiment]:
+    """All experiments by slug, galleries too."""
+    return {slug: load_experiment(root / FOLDER / f"{slug}.yaml") for slug in slugs(root)}
+
+
 def rows(root: Path) -> list[Row]:
     """All claims, in order. Raises ParamsError for a claim that was not reproduced and lacks `checked` or `world`."""
     found = []
-    for slug in slugs(root):
-        experiment = load_experiment(root / FOLDER / f"{slug}.yaml")
+    for slug, experiment in experiments(root).items():
         saved = saved_results(root, slug, experiment)
         for index, claim in enumerate(experiment.claims):
             result = saved["claims"][index] if saved is not None else None
@@ -126,6 +135,27 @@ def rows(root: Path) -> list[Row]:
     ps = [row.result["p"] for row in found if row.tested and row.result is not None]
     corrections = iter(zip(adjusted(ps), discoveries(ps), strict=True))
     return [replace(row, correction=next(corrections)) if row.tested else row for row in found]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An experiment on the board: the rows of its claims, which a gallery has none of, and its results as it is now."""
+
+    slug: str
+    experiment: Experiment
+    rows: list[Row]
+    saved: Mapping[str, Any] | None
+    state: str
+    """Why there are no results, if there are none."""
+
+
+def entries(root: Path) -> dict[str, Entry]:
+    """All experiments by slug. Raises what `rows` does."""
+    claims = by_experiment(rows(root))
+    return {
+        slug: Entry(slug, one, claims.get(slug, []), saved_results(root, slug, one), no_results(root, slug))
+        for slug, one in experiments(root).items()
+    }
 
 
 def by_experiment(found: list[Row]) -> dict[str, list[Row]]:

@@ -17,18 +17,23 @@ from stages.records.card import Card
 from stages.records.sections import deep_merge
 from stages.reporting.board.experiment_page import page_of
 from stages.reporting.board.figures import curves_figure
-from stages.reporting.board.rows import Row
+from stages.reporting.board.rows import Entry, Row
 from stages.reporting.documents import all_cards
 from stages.reporting.generated_blocks import link, markdown_table
+from stages.reporting.site.method_curves import Picture, method_pictures
 
 FOLDER = Path("docs/methods")
 NO_EVIDENCE = "No experiment of the board uses it yet. `python -m stages.claims new` writes one; see [the board]({board})."
-CONTROL_CURVE = "`make control` draws the learning curves of [control problems]({control}) into reports/control/page.html."
-NO_CURVE = "No experiment of the board trains with it."
+CONTROL_FIGURES = "It is solved at once, not learnt step by step: the page of [lane control]({control}) has its figures."
+NO_CURVE = "It does not train a policy, so there is no learning curve."
 
 
 def page_path(card: Card) -> Path:
     return FOLDER / f"{card.slug}.md"
+
+
+def figure_path(card: Card) -> Path:
+    return FOLDER / "figures" / f"{card.slug}.svg"
 
 
 def _keys(text: str) -> set[str]:
@@ -82,24 +87,26 @@ def _evidence(of_card: Mapping[str, list[Row]], document: Path) -> str:
     return markdown_table(header, lines)
 
 
-def _curve(of_card: Mapping[str, list[Row]], document: Path, root: Path) -> str:
-    """The learning curves of the experiments that train, or what draws them."""
+def _curve(card: Card, of_card: Mapping[str, list[Row]], picture: Picture | None, document: Path, root: Path) -> str:
+    """The method's own curve, and those of the experiments that train; or why there are none."""
+    parts = [f"![Learning curve of {card.title}]({link(figure_path(card), document)})\n\n{picture[0]}"] if picture else []
     training = [slug for slug, rows in of_card.items() if any(map(rows[0].experiment.trains, rows[0].experiment.arms))]
-    if not training:
-        control = any(rows[0].experiment.lane == "control" for rows in of_card.values())
-        return CONTROL_CURVE.format(control=link("docs/control.md", document)) if control else NO_CURVE
-    drawn = [
+    parts += [
         f"![Success while training, by arm, in {slug}]({link(curves_figure(slug), document)})"
         for slug in training
         if (root / curves_figure(slug)).exists()
     ]
-    missing = [slug for slug in training if not (root / curves_figure(slug)).exists()]
-    commands = ", ".join(f"`make claims METHOD={slug}`" for slug in missing)
-    return "\n\n".join([*drawn, *([f"Not drawn yet, since no run has stored its curve: {commands}."] if missing else [])])
+    if parts:
+        return "\n\n".join(parts)
+    if training:
+        commands = ", ".join(f"`make claims METHOD={slug}`" for slug in training)
+        return f"Not drawn yet, since no run has stored its curve: {commands}."
+    control = any(rows[0].experiment.lane == "control" for rows in of_card.values())
+    return CONTROL_FIGURES.format(control=link("docs/control.md", document)) if control else NO_CURVE
 
 
-def method_page(root: Path, card: Card, experiments: Mapping[str, list[Row]]) -> str:
-    """The page in Markdown; `experiments`: the board's rows by experiment."""
+def method_page(root: Path, card: Card, experiments: Mapping[str, list[Row]], picture: Picture | None) -> str:
+    """The page in Markdown; `experiments`: the board's rows by experiment; `picture`: its own learning curve, if there is one."""
     document = page_path(card)
     parts = composition(card.slug).parts if card.slug in names() else {}
     of_card = {slug: rows for slug, rows in experiments.items() if concerns(rows[0].experiment, card)}
@@ -109,16 +116,20 @@ def method_page(root: Path, card: Card, experiments: Mapping[str, list[Row]]) ->
         "What it assumes": _sentence(card.assumptions),
         "What it reduces to": _sentence(card.reduces_to),
         "Evidence": _evidence(of_card, document),
-        "Learning curve": _curve(of_card, document, root),
+        "Learning curve": _curve(card, of_card, picture, document, root),
         "Tests": f"{card.tested_by}.",
     }
     return "\n\n".join([f"# {card.title}", f"{card.paper}.", *(f"## {name}\n\n{text}" for name, text in sections.items())]) + "\n"
 
 
-def method_pages(root: Path, experiments: Mapping[str, list[Row]]) -> dict[str, dict[Path, str]]:
-    """Pages by path, by family."""
+def method_pages(root: Path, board: Mapping[str, Entry]) -> tuple[dict[str, dict[Path, str]], dict[Path, str]]:
+    """(pages by path, by family; their figures by path)."""
     cards: Mapping[str, Iterable[Card]] = all_cards()
-    return {
-        family: {page_path(card): method_page(root, card, experiments) for card in of_family}
+    by_slug = {card.slug: card for of_family in cards.values() for card in of_family}
+    pictures = method_pictures(root, board, by_slug)
+    claims = {slug: entry.rows for slug, entry in board.items() if entry.rows}
+    pages = {
+        family: {page_path(card): method_page(root, card, claims, pictures.get(card.slug)) for card in of_family}
         for family, of_family in cards.items()
     }
+    return pages, {figure_path(by_slug[slug]): svg for slug, (_, svg) in pictures.items()}

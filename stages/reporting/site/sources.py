@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 
 from stages.claims.experiment import FOLDER as BOARD
-from stages.reporting.board.rows import by_experiment, rows
+from stages.reporting.board.rows import entries
 from stages.reporting.diagram import pipeline_graph
 from stages.reporting.generated_blocks import markdown_table
 from stages.reporting.site.methods import method_pages
@@ -91,8 +91,7 @@ def gather(root: Path, target: Path) -> list[Path]:
 
     Raises FileNotFoundError for a link to a file that does not exist, ParamsError for an invalid experiment.
     """
-    experiments = by_experiment(rows(root))
-    families = method_pages(root, experiments)
+    families, figures = method_pages(root, entries(root))
     read = [*root.glob("*.md"), *(root / "docs").glob("*.md"), *(root / BOARD).glob("*.md")]
     texts = {path.relative_to(root): path.read_text(encoding="utf-8") for path in sorted(read)}
     texts |= {path: text for of_family in families.values() for path, text in of_family.items()}
@@ -112,6 +111,9 @@ def gather(root: Path, target: Path) -> list[Path]:
     for path, text in {**texts, Path("index.md"): index}.items():
         (target / path).parent.mkdir(parents=True, exist_ok=True)
         (target / path).write_text(text if path.name == "index.md" else _page(text, path, root, pages), encoding="utf-8")
+    for path, svg in figures.items():
+        (target / path.parent).mkdir(parents=True, exist_ok=True)
+        (target / path).write_text(svg, encoding="utf-8")
     for picture in sorted(path.relative_to(root) for pattern in PICTURES for path in root.glob(pattern)):
         for folder in (target, target / EXTRA):
             (folder / picture.parent).mkdir(parents=True, exist_ok=True)

@@ -136,8 +136,12 @@ def test_the_page_has_curves_tables_and_films(played: tuple[Lane, dict[str, dict
 
 
 def test_results_by_hand() -> None:
-    found = results_table({"a": {"problem": "reach", "task": "", "figures": {"return": [1.0, 2.0, 6.0]}}})
+    exact = {"problem": "reach", "task": "", "figures": {"return": [1.0, 2.0, 6.0]}, "steps": [], "returns": [[], [], []]}
+    found = results_table({"a": exact})
     assert found == "method,problem,task,figure,mean,lowest,highest\na,reach,,return,3,1,6\n"
+    learnt = {"problem": "deep_q", "task": "t", "figures": {}, "steps": [500, 1000], "returns": [[1.0, 2.0], [3.0, 6.0]]}
+    points = results_table({"b": learnt}).splitlines()[1:]
+    assert points == ["b,deep_q,t,return at 500,2,1,3", "b,deep_q,t,return at 1000,4,2,6"]
 
 
 @pytest.mark.parametrize(("task", "package", "actions"), [("CartPole-v1", "pygame", 1), ("Hopper-v5", "imageio", 3)])

@@ -1,0 +1,56 @@
+"""Whether an experiment's arms are valid settings, and start alike where they must."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from stages.claims.experiment import Experiment, arm_values, run_values, start_values
+from stages.control.problems import PROBLEMS
+from stages.designs.settings import parse_search
+from stages.params import Params, check_domains, parse_params
+from stages.runtime.validation import ParamsError, explain
+
+
+def _check_control(problem: str, values: Mapping[str, Any], source: str) -> None:
+    settings = PROBLEMS[problem].settings
+    try:
+        settings.model_validate(values)
+    except ValidationError as error:
+        raise ParamsError(explain(error, settings, source)) from error
+
+
+def check_experiment(experiment: Experiment, params: Mapping[str, Any], source: str) -> dict[str, Params]:
+    """Arm -> its parameters ({} in lane control, whose problems have their own settings). Raises ParamsError if an arm's are
+    invalid, or if arms that must share a start do not."""
+    checked: dict[str, Params] = {}
+    starts: dict[str, dict[str, Any]] = {}
+    if experiment.lane == "control":
+        for arm in experiment.arms:
+            _check_control(experiment.environment, arm_values(experiment, arm, params), f"{source}: arm '{arm}'")
+        return checked
+    for arm in experiment.arms:
+        values = run_values(experiment, arm, 0, params, experiment.tune.values[0] if experiment.tune else None)
+        parse = parse_search if experiment.lane == "designs" else parse_params
+        checked[arm] = parse(values, f"{source}: arm '{arm}'")
+        starts[arm] = start_values(values)
+    first = next(iter(starts))
+    for arm, start in starts.items():
+        differing = [name for name in start if start[name] != starts[first][name]]
+        if differing and experiment.start == "common" and experiment.lane == "rl":
+            raise ParamsError(
+                f"{source}: arm '{arm}' and arm '{first}' differ in {', '.join(differing)}, so they would not start from the "
+                f"same policy; move that to `shared`, or set `start: own` if the claim is about it"
+            )
+    return checked
+
+
+def check_environments(checked: Mapping[str, Params], source: str) -> None:
+    """Raise ParamsError if an arm of `check_experiment` has values that its environment rejects (needs the domain's package)."""
+    for arm, params in checked.items():
+        try:
+            check_domains(params)
+        except ParamsError as error:
+            raise ParamsError(f"{source}: arm '{arm}': {str(error).removeprefix('params.yaml: ')}") from error

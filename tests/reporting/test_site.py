@@ -59,7 +59,7 @@ def test_each_method_has_a_page_with_switch_and_evidence() -> None:
         ], name
     assert "default_algorithm_curves.svg)" in pages["grpo"].partition("## Learning curve")[2]
     assert "It does not train a policy" in pages["slerp"]
-    assert "solved at once" in pages["r2pvi"].partition("## Learning curve")[2]
+    assert "evaluated at the end only" in pages["r2pvi"].partition("## Learning curve")[2]
     for path in figures:
         assert f"](figures/{path.name})" in pages[path.stem].partition("## Learning curve")[2]
 

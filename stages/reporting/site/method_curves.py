@@ -30,7 +30,6 @@ CONTROL: Mapping[str, tuple[str, ...]] = {
     "dsac_t": ("dsac_t", "sac"),
     "hl_gauss": ("dqn_hl_gauss", "dqn"),
     "lipschitz_mbrl": ("lipschitz_mbrl", "mbpo"),
-    "rladapter": ("rladapter", "no_advice"),
     "vagram": ("vagram_pendulum", "mbpo"),
 }
 """Methods of lane control: their runs in reports/control/params.yaml, and those to compare with."""

@@ -24,7 +24,7 @@ from stages.reporting.site.method_curves import Picture, method_pictures
 
 FOLDER = Path("docs/methods")
 NO_EVIDENCE = "No experiment of the board uses it yet. `python -m stages.claims new` writes one; see [the board]({board})."
-CONTROL_FIGURES = "It is solved at once, not learnt step by step: the page of [lane control]({control}) has its figures."
+CONTROL_FIGURES = "Its problem is evaluated at the end only: the page of [lane control]({control}) has the figures."
 NO_CURVE = "It does not train a policy, so there is no learning curve."
 
 

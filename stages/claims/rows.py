@@ -40,7 +40,7 @@ COLUMNS = ("success", "reward_mean", "entropy", "pair_accuracy", "loss")
 CURVES_SCHEMA = pa.schema(
     [*RUN, ("step", pa.int32()), ("environment_steps", pa.int64()), *((name, pa.float32()) for name in COLUMNS)]
 )
-"""One row per run and training step, sorted; null where the method has no such column."""
+"""One row per run and training step, sorted; null where the method has no such column. `environment_steps`: of this step only."""
 
 
 def _single(value: float) -> float:
@@ -70,6 +70,15 @@ def curve_rows(history: Path) -> list[Row]:
         | {name: _single(float(line[name])) if line.get(name) else None for name in COLUMNS}
         for line in lines
     ]
+
+
+def curve_of(steps: Sequence[Row], column: str, played: bool) -> tuple[np.ndarray, np.ndarray]:
+    """(places on the axis of training, values), [N] each, of a run's training steps that have `column`. `played`: places are the
+    environment steps so far; else training steps."""
+    places = np.cumsum([step["environment_steps"] for step in steps]) if played else np.array([step["step"] for step in steps])
+    values = np.array([step.get(column) for step in steps], dtype=float)
+    known = ~np.isnan(values)
+    return places[known].astype(float), values[known]
 
 
 def window_mean(values: Sequence[float], part: str) -> float:

@@ -60,7 +60,7 @@ def run(key: str, **metrics: float) -> dict[str, Any]:
 
 def curve(values: list[float]) -> list[dict[str, Any]]:
     steps = enumerate(values, start=1)
-    return [{"step": n, "environment_steps": 100 * n, "success": one, "reward_mean": one, "entropy": 0.3} for n, one in steps]
+    return [{"step": n, "environment_steps": 100, "success": one, "reward_mean": one, "entropy": 0.3} for n, one in steps]
 
 
 def board(root: Path, end: float = 0.6, seeds: int = 4, **changes: Any) -> Experiment:

@@ -30,7 +30,7 @@ from stages.claims.judging import report
 from stages.claims.judging import write as write_results
 from stages.claims.plan import Outcome, metrics_of, planned_runs, required_of, shaping
 from stages.claims.results import Results
-from stages.claims.rows import Tables, paths, task_rows
+from stages.claims.rows import Tables, curve_of, paths, task_rows
 from stages.claims.runner import ExperimentRunner, clean_commit, read_metric
 from stages.claims.session import drop_outdated
 from stages.control.problems import PROBLEMS
@@ -253,6 +253,19 @@ def test_tables_are_sorted_and_byte_identical(tmp_path: Path) -> None:
     loaded.drop_others({"a/3"})
     loaded.write(tmp_path, "x")
     assert (list(Tables.load(tmp_path, "x").rows), Tables.load(tmp_path, "x").curves) == (["a/3"], {})
+
+
+def test_a_curve_is_drawn_against_the_steps_played_so_far() -> None:
+    """Rows count the environment steps of their training step alone; a step without the column counts all the same."""
+    steps = [
+        {"step": 1, "environment_steps": 30, "success": 0.25},
+        {"step": 2, "environment_steps": 20, "success": None},
+        {"step": 3, "environment_steps": 10, "success": 0.5},
+    ]
+    places, values = curve_of(steps, "success", played=True)
+    assert (places.tolist(), values.tolist()) == ([30.0, 60.0], [0.25, 0.5])
+    assert curve_of(steps, "success", played=False)[0].tolist() == [1.0, 3.0]
+    assert curve_of(steps, "pair_accuracy", played=True)[0].tolist() == []
 
 
 def test_a_gallery_has_one_number_of_seeds_and_runs_each_arm_with_them() -> None:

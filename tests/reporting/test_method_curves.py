@@ -57,7 +57,7 @@ def root(tmp_path: Path) -> Path:
         results.outcomes[f"{arm}/0"] = found
         steps = enumerate((0.25, 0.5, 0.75), start=1)
         results.tables.curves[f"{arm}/0"] = [
-            {"step": n, "environment_steps": played * n, column: value, "loss": 1.0} for n, value in steps
+            {"step": n, "environment_steps": played, column: value, "loss": 1.0} for n, value in steps
         ]
     write(tmp_path, "gallery_search", entries(tmp_path)["gallery_search"].experiment, results)
     return tmp_path
@@ -66,11 +66,11 @@ def root(tmp_path: Path) -> Path:
 def test_a_run_shows_success_or_what_it_has_instead(root: Path) -> None:
     found = gallery_curves(root, entries(root)["gallery_search"])
     measure, axis, (places, values) = found["rloo"]
-    assert (measure, axis) == ("success", "environment_steps")
+    assert (measure, axis) == ("success", "environment steps")
     np.testing.assert_allclose(places, [100, 200, 300])
     np.testing.assert_allclose(values, [25, 50, 75])
     measure, axis, (places, _) = found["dpo"]
-    assert (measure, axis) == ("pair_accuracy", "step")
+    assert (measure, axis) == ("pair_accuracy", "training steps")
     np.testing.assert_allclose(places, [1, 2, 3])
 
 

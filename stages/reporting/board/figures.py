@@ -7,11 +7,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
-
 from stages.claims.experiment import FOLDER, Experiment, is_share
-from stages.claims.rows import paths
-from stages.records.episode import read_rows
+from stages.claims.rows import Tables, curve_of
 from stages.reporting.board.index import FAMILIES
 from stages.reporting.board.rows import Row
 from stages.reporting.figures.claim_curves import Curve, learning_curves
@@ -93,20 +90,15 @@ def tradeoff_svg(slug: str, experiment: Experiment, saved: Mapping[str, Any]) ->
 def read_curves(root: Path, slug: str, experiment: Experiment) -> tuple[dict[str, list[Curve]], str]:
     """(arm -> success along training of each seed, the unit of training: steps in the environment, or of the optimiser if an arm
     counts none). Arms without successes while training lack."""
-    path = paths(root, slug)[1]
-    rows = read_rows(path, ("arm", "seed", "step", "environment_steps", "success")) if path.exists() else []
-    rows = [row for row in rows if row["success"] is not None]
+    runs = Tables.load(root, slug).curves
+    rows = [row for run in runs.values() for row in run if row["success"] is not None]
     counted = all(row["environment_steps"] for row in rows)
-    column, unit = ("environment_steps", "environment steps") if counted else ("step", "training steps")
     found: dict[str, list[Curve]] = {}
-    for arm in experiment.arms:
-        runs: dict[int, list[tuple[float, float]]] = {}
-        for row in rows:
-            if row["arm"] == arm:
-                runs.setdefault(row["seed"], []).append((row[column], row["success"]))
-        if runs:
-            found[arm] = [(points[:, 0], points[:, 1]) for points in map(np.array, runs.values())]
-    return found, unit
+    for name, steps in runs.items():
+        arm, curve = name.rpartition("/")[0], curve_of(steps, "success", counted)
+        if arm in experiment.arms and len(curve[0]):
+            found.setdefault(arm, []).append(curve)
+    return {arm: found[arm] for arm in experiment.arms if arm in found}, "environment steps" if counted else "training steps"
 
 
 def curves_svg(slug: str, method: str, curves: Mapping[str, list[Curve]], unit: str) -> str:

@@ -14,6 +14,7 @@ from stages.reporting.style import WIDE, colour, new_figure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+DASHES = ("-", "--", ":", "-.")
 WINDOW = 5
 """Training steps of a running mean."""
 
@@ -42,7 +43,8 @@ def return_curve(curves: Mapping[str, tuple[Curve, np.ndarray]], axes_titles: tu
     """curves: title -> (evaluations' places and mean returns, lowest and highest [2, N]); the first is the method."""
     figure, axes = new_figure(WIDE)
     for number, (title, ((places, means), ends)) in enumerate(curves.items()):
-        own, width, dashes = (colour("base"), 1.6, "--") if number else (colour("sft"), 2.4, "-")
+        own, width = (colour("base"), 1.6) if number else (colour("sft"), 2.4)
+        dashes = DASHES[number % len(DASHES)]
         axes.plot(places, means, color=own, linewidth=width, linestyle=dashes, label=title)
         axes.fill_between(places, *ends, color=own, alpha=0.15, linewidth=0)
     axes.set_title(axes_titles[0])

@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from stages.claims.rows import paths
+from stages.claims.rows import Tables, curve_of
 from stages.records.card import Card
-from stages.records.episode import read_rows
 from stages.reporting.board.rows import Entry
 from stages.reporting.figures.claim_curves import Curve
 from stages.reporting.figures.method_curve import method_curve, return_curve
@@ -47,21 +46,15 @@ def _svg(slug: str, title: str, figure: Callable[[], Figure]) -> str:
 
 def gallery_curves(root: Path, gallery: Entry) -> dict[str, tuple[str, str, Curve]]:
     """Arm -> (measure, axis of training, curve of its first seed)."""
-    path = paths(root, gallery.slug)[1]
-    runs: dict[str, list[dict[str, float]]] = {}
-    for row in read_rows(path) if gallery.saved is not None and path.exists() else []:
-        if row["seed"] == 0:
-            runs.setdefault(row["arm"], []).append(row)
     found = {}
-    for arm, steps in runs.items():
+    for name, steps in Tables.load(root, gallery.slug).curves.items() if gallery.saved is not None else ():
+        arm, _, seed = name.rpartition("/")
         measure = next((one for one in MEASURES if any(step.get(one) is not None for step in steps)), None)
-        if measure is None:
+        if seed != "0" or measure is None:
             continue
-        known = [step for step in steps if step[measure] is not None]
-        axis = "environment_steps" if all(step["environment_steps"] for step in known) else "step"
-        places = np.array([step[axis] for step in known], dtype=float)
-        values = np.array([step[measure] for step in known]) * MEASURES[measure][1]
-        found[arm] = (measure, axis, (places, values))
+        played = all(step["environment_steps"] for step in steps)
+        places, values = curve_of(steps, measure, played)
+        found[arm] = (measure, "environment steps" if played else "training steps", (places, values * MEASURES[measure][1]))
     return found
 
 
@@ -72,7 +65,7 @@ def gallery_pictures(root: Path, entry: Entry, cards: Mapping[str, Card]) -> dic
     for slug in sorted(set(curves) & set(cards)):
         measure, axis, _ = curves[slug]
         alike = {name: curve for name, (what, across, curve) in curves.items() if (what, across) == (measure, axis)}
-        titles = (MEASURES[measure][0], "training step" if axis == "step" else "environment steps")
+        titles = (MEASURES[measure][0], axis)
 
         def figure(alike: Mapping[str, Curve] = alike, slug: str = slug, titles: tuple[str, str] = titles) -> Figure:
             return method_curve(alike, slug, baseline, titles)

@@ -184,6 +184,15 @@ def test_every_arm_is_tuned_over_the_same_values_first(tmp_path: Path) -> None:
     assert other.played == [], "tuning and runs are reused from the other experiment"
 
 
+def test_a_gallery_runs_each_arm_itself(tmp_path: Path) -> None:
+    """Contract: a gallery's arms run once per seed and reuse no other experiment's run, which may have no curve."""
+    run(tmp_path, experiment(tmp_path))
+    gallery = experiment(tmp_path, "gallery", claims=None, looks=[1], gate=None, ungated="nothing is judged")
+    runner, failed = run(tmp_path, gallery, slug="gallery")
+    assert (failed, len(runner.played)) == (0, len(gallery.arms))
+    assert run(tmp_path, gallery, slug="gallery")[0].played == []
+
+
 def test_tuning_uses_at_least_96_validation_tasks() -> None:
     one = Experiment.model_validate({key: value for key, value in {**SPEC, **TUNE}.items() if value is not None})
     trials = sessions.trial_runs(one, PARAMS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 import re
 import textwrap
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from transformers import AutoTokenizer
 
 from screenshots.__main__ import CAPTIONS, FOLDER, LARGEST, TAKERS, documents_with_pictures
 from stages.params import ROOT, ParamsError, check_domains, load_params, parse_params
@@ -108,6 +110,21 @@ def test_pages_show_the_existing_screenshots() -> None:
     assert pages
     for path, text in pages.items():
         assert (ROOT / path).read_text(encoding="utf-8") == text, "run 'python -m screenshots'"
+
+
+def test_conversations_that_method_profiles_import_fit_the_model() -> None:
+    """Contract: sft refuses a demonstration over model.max_length, so a profile allows for those that it imports."""
+    shipped = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / shipped["model"]["path"])
+    longest = {}
+    for path in sorted((ROOT / "profiles/methods").glob("*.yaml")):
+        params = parse_params(deep_merge(shipped, yaml.safe_load(path.read_text(encoding="utf-8"))))
+        for source in params.curate.imports:
+            lines = (ROOT / source).read_text(encoding="utf-8").splitlines()
+            tokens = [len(tokenizer.apply_chat_template(json.loads(line)["messages"])["input_ids"]) for line in lines]
+            longest[path.stem] = max(tokens)
+            assert max(tokens) <= params.model.max_length, path
+    assert set(longest) == {"marft", "ssp"}
 
 
 def test_method_profiles_match_the_documentation() -> None:

@@ -191,7 +191,7 @@ class Experiment(Section):
     tradeoff: list[str] = Field(default_factory=list)
     """Arms whose cost on the panel is drawn against their success, in this order: the points of a curve."""
     claims: list[Claim] = Field(default_factory=list)
-    """None: a gallery. Each arm runs with the first look's seeds, for its learning curve; nothing is judged."""
+    """[]: a gallery. Each arm runs with the first look's seeds, for its learning curve; nothing is judged."""
 
     @model_validator(mode="after")
     def _names(self) -> Experiment:

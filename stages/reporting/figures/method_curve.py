@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DASHES = ("-", "--", ":", "-.")
-WINDOW = 5
-"""Training steps of a running mean."""
 
 
 def method_curve(curves: Mapping[str, Curve], method: str, baseline: str | None, axes_titles: tuple[str, str]) -> Figure:
@@ -25,13 +23,13 @@ def method_curve(curves: Mapping[str, Curve], method: str, baseline: str | None,
     figure, axes = new_figure(WIDE)
     for name, (places, values) in curves.items():
         if name not in (method, baseline):
-            axes.plot(places, running_mean(list(values), WINDOW), color=colour("base"), linewidth=0.7, alpha=0.35)
+            axes.plot(places, running_mean(list(values)), color=colour("base"), linewidth=0.7, alpha=0.35)
     if baseline in curves and baseline != method:
         places, values = curves[baseline]
-        axes.plot(places, running_mean(list(values), WINDOW), color=colour("ink"), linewidth=1.6, linestyle="--", label=baseline)
+        axes.plot(places, running_mean(list(values)), color=colour("ink"), linewidth=1.6, linestyle="--", label=baseline)
     places, values = curves[method]
     axes.plot(places, values, color=colour("sft"), linewidth=0.8, alpha=0.45)
-    axes.plot(places, running_mean(list(values), WINDOW), color=colour("sft"), linewidth=2.4, label=method)
+    axes.plot(places, running_mean(list(values)), color=colour("sft"), linewidth=2.4, label=method)
     axes.set_title(axes_titles[0])
     axes.set_xlabel(axes_titles[1])
     axes.set_xlim(left=0)

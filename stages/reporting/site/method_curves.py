@@ -65,15 +65,18 @@ def gallery_pictures(root: Path, entry: Entry, cards: Mapping[str, Card]) -> dic
     for slug in sorted(set(curves) & set(cards)):
         measure, axis, _ = curves[slug]
         alike = {name: curve for name, (what, across, curve) in curves.items() if (what, across) == (measure, axis)}
+        if measure == "loss":
+            alike = {slug: alike[slug]}  # losses of two methods are not in one unit
         titles = (MEASURES[measure][0], axis)
 
         def figure(alike: Mapping[str, Curve] = alike, slug: str = slug, titles: tuple[str, str] = titles) -> Figure:
             return method_curve(alike, slug, baseline, titles)
 
         against = f", dashed: `{baseline}`" if baseline in alike and slug != baseline else ""
+        others = ", thin: the other methods there" if len(alike) > 1 else ""
         text = (
-            f"One run on `{entry.experiment.environment}`{against}, thin: the other methods there. It shows what to expect of a "
-            f"run, and is no evidence for or against the method. `make claims METHOD={entry.slug}` repeats it."
+            f"One run on `{entry.experiment.environment}`{against}{others}. It shows what to expect of a run, and is no evidence for "
+            f"or against the method. `make claims METHOD={entry.slug}` repeats it."
         )
         pictures[slug] = (text, _svg(slug, cards[slug].title, figure))
     return pictures

@@ -75,8 +75,8 @@ def gallery_pictures(root: Path, entry: Entry, cards: Mapping[str, Card]) -> dic
         against = f", dashed: `{baseline}`" if baseline in alike and slug != baseline else ""
         others = ", thin: the other methods there" if len(alike) > 1 else ""
         text = (
-            f"One run on `{entry.experiment.environment}`{against}{others}. It shows what to expect of a run, and is no evidence for "
-            f"or against the method. `make claims METHOD={entry.slug}` repeats it."
+            f"One run on `{entry.experiment.environment}`{against}{others}. It shows what to expect of a run, and is no evidence "
+            f"for or against the method. `make claims METHOD={entry.slug}` repeats it."
         )
         pictures[slug] = (text, _svg(slug, cards[slug].title, figure))
     return pictures

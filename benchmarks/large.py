@@ -115,9 +115,10 @@ def compared(
     own = device.held()
     peaks = {"ours": device.peak(mine, before)}
     other, trials = fastest([lambda make=make: device.waiting(make()) for make in candidates], options)
-    other.run()
+    if not trials:
+        other.run()
     peaks["theirs"] = device.peak(other, own)
-    samples = alternate(mine, other, options)
+    samples = alternate(mine, other, options, warm=True)
     result = Result(unit, against, kind, *samples, notes={"trials": trials, "theirs": other.label})
     return {**result.raw(), "peak_bytes": peaks}
 

@@ -148,14 +148,14 @@ def turns(count: int) -> list[tuple[int, int]]:
     return [(0, 1) if number % 2 == 0 else (1, 0) for number in range(count)]
 
 
-def alternate(ours: Side, theirs: Side, options: Options) -> tuple[list[Sample], list[Sample]]:
-    """Samples of both sides, alternating; warm-ups are discarded."""
-    sides = (ours, theirs)
+def alternate(ours: Side, theirs: Side, options: Options, warm: bool = False) -> tuple[list[Sample], list[Sample]]:
+    """Samples of both sides, alternating; warm-ups are discarded. warm: both have run before and need none."""
+    sides, warm_ups = (ours, theirs), 0 if warm else options.warm_ups
     samples: tuple[list[Sample], list[Sample]] = ([], [])
-    for number, order in enumerate(turns(options.warm_ups + options.times)):
+    for number, order in enumerate(turns(warm_ups + options.times)):
         for which in order:
             sample = timed(sides[which])
-            if number >= options.warm_ups:
+            if number >= warm_ups:
                 samples[which].append(sample)
     return samples
 

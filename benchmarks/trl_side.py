@@ -149,7 +149,9 @@ def make_trainer(
     trainer.create_optimizer()
     # What `Trainer.train` does before its loop.
     if checkpointing:
-        trainer.model.activation_checkpointing_enable(trainer.args.gradient_checkpointing_kwargs or None)
+        model = trainer.model
+        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable  # older releases
+        enable(trainer.args.gradient_checkpointing_kwargs or None)
     trainer.model_wrapped = trainer.accelerator.prepare_model(trainer.model)
     trainer.current_gradient_accumulation_steps = accumulate
     trainer.model.train()

@@ -42,9 +42,11 @@ def quiet_environment(threads: int, local_model: bool = True) -> None:
         os.environ[name] = str(threads)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads take six times the CPU time on shared cores
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # so that matrix products on a GPU are the same each time
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("DO_NOT_TRACK", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # bm25s imports JAX where it is installed, and JAX takes most of a GPU's memory
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     if local_model:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")

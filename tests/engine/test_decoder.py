@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from device import DEVICE
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
@@ -83,7 +84,7 @@ def randomised(family: str) -> torch.nn.Module:
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1:
                 parameter.copy_(torch.randn_like(parameter) * 0.3 + (1.0 if "norm" in name else 0.0))
-    return model
+    return model.to(DEVICE)
 
 
 def play(engine: TorchEngine, lengths: tuple[int, ...] = (3, 40, 9, 17, 1)) -> list[tuple[list[int], list[float]]]:
@@ -114,10 +115,10 @@ def test_sampled_logprobs_equal_the_models_for_every_family(family):
     model = randomised(family)
     assert serves(model)
     for tokens, logprobs in play(TorchEngine(model, [], slots=4, max_length=96)):
-        ids, mask = torch.tensor([tokens]), torch.zeros(1, len(tokens), dtype=torch.bool)
+        ids, mask = torch.tensor([tokens], device=DEVICE), torch.zeros(1, len(tokens), dtype=torch.bool, device=DEVICE)
         mask[0, -len(logprobs) :] = True
         with torch.no_grad():
-            expected = token_logprobs(model, ids, mask)[mask]
+            expected = token_logprobs(model, ids, mask)[mask].cpu()
         torch.testing.assert_close(torch.tensor(logprobs), expected, atol=1e-5, rtol=0)
 
 
@@ -138,7 +139,7 @@ def cache_for(model: torch.nn.Module) -> SlotCache:
 
 
 def test_unsupported_models_use_stock_forward():
-    model = randomised("llama")
+    model = randomised("llama").cpu()
     assert isinstance(make_forward(model, cache_for(model)), LeanForward)
     model.model.layers[1].mlp.register_forward_hook(lambda *_: None)
     assert isinstance(make_forward(model, cache_for(model)), StockForward)

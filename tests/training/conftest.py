@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from device import RESOURCES
 
 from stages.params import parse_params
 from stages.records.episode import write_episodes, write_json, write_tasks
@@ -34,7 +35,7 @@ def make_context(make_contexts: Callable[[Path], MakeContext], tmp_path: Path, m
     """make_context(stage, name, **sections): a context below tmp_path/name with curated toy data and the tiny policy as model."""
     from stages import rl
 
-    domain = SimpleNamespace(make=lambda folder: FirstLetterEnvironment(), settings=SimpleNamespace(max_turns=2))
+    domain = SimpleNamespace(make=FirstLetterEnvironment.in_folder, settings=SimpleNamespace(max_turns=2))
     for opened in ("load_domain", "open_domain"):
         monkeypatch.setattr(rl, opened, lambda name, settings: domain)
     return make_contexts(tmp_path)
@@ -56,6 +57,7 @@ def make_in(folder: Path, tiny_policy: Path, stage: str, name: str = "run", **se
         "per_domain": {"toy": {}},
     }
     values |= sections
+    values["resources"] = {**RESOURCES, **values["resources"]}
     root.mkdir(exist_ok=True)
     (root / "params.yaml").write_text(yaml.safe_dump(values))
     (root / "dvc.yaml").write_text(yaml.safe_dump({"stages": {stage: {"params": list(values)}}}))

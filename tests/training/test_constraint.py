@@ -35,7 +35,7 @@ def constrained_toy(make_context: Any, monkeypatch: pytest.MonkeyPatch, tmp_path
     (tmp_path / "toy.sexp").write_text(SPEC)
     constraint = Constraint(spec=str(tmp_path / "toy.sexp"), max_state_tokens=1)
     toy = SimpleNamespace(
-        name="toy", make=lambda folder: FirstLetterEnvironment(), settings=SimpleNamespace(max_turns=2, constraint=constraint)
+        name="toy", make=FirstLetterEnvironment.in_folder, settings=SimpleNamespace(max_turns=2, constraint=constraint)
     )
     for opened in ("load_domain", "open_domain"):
         monkeypatch.setattr(rl, opened, lambda name, settings: ConstrainedDomain(toy, constraint))  # type: ignore[arg-type]

@@ -128,7 +128,7 @@ def job_of(make_context, name: str, tokens_per_batch: int = 512, folder: str = "
     context.params = context.params.model_copy(update={"resources": resources})
     policy = load_policy(context.root / "data/models/sft", attention="sdpa")
     algorithm = resolve(Rl(**{**RL, "algorithm": name, "settings": {"per_step": 8, **settings}}))
-    domain = SimpleNamespace(make=lambda worlds: FirstLetterEnvironment())
+    domain = SimpleNamespace(make=FirstLetterEnvironment.in_folder)
     return OfflineJob(context, algorithm, policy, make_processes(resources), domain)
 
 
@@ -221,7 +221,7 @@ def test_offline_dataset_by_kind(make_context):
     write_episodes(root / "data/curated/toy/games.parquet", games)
     chat = Chat(load_policy(root / "data/models/sft").tokenizer)
     known = {first: [("take the lamp", 1.0), ("put the key", -0.3), ("put the key", -0.3)]}
-    domain = SimpleNamespace(make=lambda worlds: FirstLetterEnvironment(), known_actions=lambda task: known.get(task.task_id, []))
+    domain = SimpleNamespace(make=FirstLetterEnvironment.in_folder, known_actions=lambda task: known.get(task.task_id, []))
     found = offline_episodes(root / "data", "toy", domain, tasks, chat, 128)
     assert {kind: len(all_) for kind, all_ in found.items()} == {"real": 15, "other": 3, "own": 24}
     returns = Counter(sum(one.rewards) for one in found["other"])

@@ -230,7 +230,7 @@ RL: dict[str, Any] = {
 
 def stage(make_context: Any, monkeypatch: pytest.MonkeyPatch, name: str, **values: Any) -> Any:
     """A context of the toy domain whose tasks have answers."""
-    made = SimpleNamespace(make=lambda folder: FirstLetterEnvironment(), settings=SimpleNamespace(max_turns=2))
+    made = SimpleNamespace(make=FirstLetterEnvironment.in_folder, settings=SimpleNamespace(max_turns=2))
     monkeypatch.setattr(rl, "open_domain", lambda *_: made)
     context = make_context("rl", name, rl={**RL, **values})
     tasks = [replace(one, spec={"answer": "key"}) for one in letter_tasks(16)]

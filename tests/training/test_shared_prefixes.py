@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from device import DEVICE
 
 from stages.agent.logprobs import predicting_states, token_logprobs
 from stages.agent.policy import load_policy
@@ -31,7 +32,7 @@ TURNS = {"a": [[3, 2], [1], [5, 2, 1], [2]], "b": [[4], [2, 2, 1], [1, 1]], "c":
 
 @pytest.fixture(scope="module", params=["sdpa", "eager"])
 def model(request, tiny_policy):
-    return load_policy(tiny_policy, attention=request.param).model
+    return load_policy(tiny_policy, device=DEVICE, attention=request.param).model
 
 
 def make_batch(vocabulary: int) -> TrajectoryBatch:
@@ -109,7 +110,7 @@ def test_states_are_those_of_the_dense_pass(model, families, monkeypatch):
     monkeypatch.setattr("stages.training.common.shared_prefixes.FAMILIES", families)
     batch = with_equal_turns(make_batch(model.config.vocab_size))
     for rows in plan_shared(batch.token_ids, batch.mask, range(batch.size), 90):
-        micro = take(batch, rows)
+        micro = take(batch, rows, DEVICE)
         with torch.no_grad():
             expected = predicting_states(model, micro.token_ids, micro.mask)
             found = sharing_states(model, micro.token_ids, micro.mask)
@@ -124,8 +125,10 @@ def test_loss_and_gradient_are_those_of_the_dense_pass(model, algorithm, tokens_
     for share in (False, True):
         twin = copy.deepcopy(model)
         method = resolve(Rl(algorithm=algorithm, share_prefixes=share, loss={"entropy_coef": 0.01}))
-        models = Models.make(method, twin, None, make_processes(Resources()), tokens_per_batch)
+        models = Models.make(method, twin, None, make_processes(Resources(device=DEVICE)), tokens_per_batch)
         assert models.sharing == share
+        if models.critic is not None:
+            models.critic.to(DEVICE)
         batch = method.prepare(models.annotate(with_equal_turns(make_batch(model.config.vocab_size)), method))
         ledger, total = Ledger(), 0.0
         for update in PolicyUpdates(models, method, ledger).updates(batch, 9, ("key",)):  # past the critic's warm-up
@@ -147,7 +150,7 @@ def test_loss_and_gradient_are_those_of_the_dense_pass(model, algorithm, tokens_
 def test_shared_prompt_gets_its_gradient_from_every_episode(model):
     """By finite differences of an embedding that only the shared prompt uses."""
     twin = copy.deepcopy(model).double()
-    micro = take(make_batch(model.config.vocab_size), [0, 1, 2, 3])
+    micro = take(make_batch(model.config.vocab_size), [0, 1, 2, 3], DEVICE)
 
     def total() -> torch.Tensor:
         loss = token_logprobs(twin, micro.token_ids, micro.mask, states=sharing_states).sum()

@@ -34,7 +34,7 @@ from stages.runtime.stage import LIBRARIES, stage_run
 from stages.tracking import open_tracker
 from toys import FirstLetterEnvironment
 
-toy = SimpleNamespace(make=lambda folder: FirstLetterEnvironment(), settings=SimpleNamespace(max_turns=2))
+toy = SimpleNamespace(make=FirstLetterEnvironment.in_folder, settings=SimpleNamespace(max_turns=2))
 rl.load_domain = rl.open_domain = lambda name, settings: toy
 
 

@@ -23,6 +23,11 @@ PAIRS = 6
 class FirstLetterEnvironment:
     """Ends after two actions; succeeds if the second starts with a letter before `n`."""
 
+    @classmethod
+    def in_folder(cls, folder: Path) -> FirstLetterEnvironment:
+        """What a domain's `make` returns; picklable, since environments live in processes of their own while a GPU generates."""
+        return cls()
+
     def reset(self, task: Task) -> Observation:
         self.task, self.actions = task, 0
         return Observation(f"you are in room {task.seed}")

@@ -22,6 +22,7 @@ from stages.agent.policy import usable_device
 from stages.algorithms.batch import LossTerms
 from stages.runtime.checkpoints import Checkpoints
 from stages.runtime.files import atomic_text
+from stages.runtime.gpu import repeatable
 from stages.runtime.resources import Resources
 from stages.runtime.spans import span
 from stages.training.common.adapters import load_trained_state, trained_state
@@ -179,7 +180,7 @@ class Learner:
 
         while (loss := self.processes.forward(self.module, forward)) is not None:
             # FSDP averages over processes; an inactive micro-batch only keeps the number of passes equal.
-            with span("training.backward"):
+            with span("training.backward"), repeatable(self.processes.device.type):
                 accelerator.backward(loss * (self.processes.count * active) if sharded else loss)
             if active:
                 yield found[0]

@@ -1,4 +1,5 @@
-"""The documents' blocks `benchmarks` (table and figure) and `speed` (four numbers), and docs/figures/benchmarks.svg.
+"""The documents' blocks `benchmarks` (table and figure), `gpu` (`benchmarks.large`) and `speed` (four numbers), and
+docs/figures/benchmarks.svg.
 
 `python -m benchmarks.documents` writes them from reports/benchmarks; `--check` writes nothing and fails if one is out of date.
 """
@@ -20,6 +21,7 @@ from stages.reporting.style import drawing, to_svg
 COMMAND = "python -m benchmarks.documents"
 FIGURE = Path("docs/figures/benchmarks.svg")
 RAW = Path("reports/benchmarks/raw.json")
+LARGE = Path("reports/benchmarks/large.json")
 SHOWN = {
     "rollout_multi_turn@1m": "multi-turn rollouts",
     "rl_iteration": "a whole RL iteration",
@@ -126,6 +128,25 @@ def speed(raw: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def on_gpu(large: Mapping[str, Any]) -> str:
+    """The scenarios of `benchmarks.large`, with peak memory and the device."""
+    lines = []
+    for name, row in in_order(large["scenarios"]).items():
+        ratio = row["ratio"]
+        spread = f"**{number(ratio['median'])}** ({number(ratio['low'])} to {number(ratio['high'])})"
+        sides = ("ours", "theirs")
+        times = (f"{number(row[who])} {row['unit']}" for who in sides)
+        memory = (f"{row['peak_bytes'][who] / 2**30:.1f} GiB" for who in sides)
+        lines.append((f"`{name}`", *times, spread, *memory))
+    header = ("scenario", "ours", "TRL", "speed-up (lowest to highest)", "our peak memory", "TRL's")
+    machine = large["machine"]
+    versions = ", ".join(f"{name} {machine['versions'][name]}" for name in ("torch", "transformers", "trl"))
+    return (
+        f"{markdown_table(header, lines, 'lrrrrr')}\n\n{machine['device']}, {machine['precision']}, medians of "
+        f"{large['repeats']} repeats; {versions}, CUDA {machine['cuda']}."
+    )
+
+
 def figure(raw: Mapping[str, Any]) -> str:
     tables = {name: value["rows"] for name, value in raw["tables"].items()}
     with drawing():
@@ -141,8 +162,14 @@ def main() -> int:
         print(f"documents: {RAW} does not exist; run 'make bench' first", file=sys.stderr)
         return 1
     raw = json.loads((root / RAW).read_text(encoding="utf-8"))
+    large = json.loads((root / LARGE).read_text(encoding="utf-8"))
+    blocks = {
+        "benchmarks": lambda document: block(raw, document),
+        "gpu": lambda document: on_gpu(large),
+        "speed": lambda document: speed(raw),
+    }
     try:
-        files = filled(root, {"benchmarks": lambda document: block(raw, document), "speed": lambda document: speed(raw)})
+        files = filled(root, blocks)
     except ValueError as error:
         print(f"documents: {error}", file=sys.stderr)
         return 1

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import rollout_multi_turn, train_step, trl_side
-from benchmarks.measure import Options, Result, Side, alternate, fastest, rounded
+from benchmarks.measure import Options, Result, Side, alternate, fastest, rounded, timed
 from benchmarks.models import SHAPES, load, make_model
 from benchmarks.processes import ALONE
 from benchmarks.rollout_multi_turn import Work
@@ -114,7 +114,8 @@ def compared(
     mine.run()  # An optimiser's first step makes its state.
     own = device.held()
     peaks = {"ours": device.peak(mine, before)}
-    other, trials = fastest([lambda make=make: device.waiting(make()) for make in candidates], options)
+    tell(f"{mine.label}: {timed(mine).rate:.4g} per second")
+    other, trials = fastest([lambda make=make: device.waiting(make()) for make in candidates], options, tell)
     if not trials:
         other.run()
     peaks["theirs"] = device.peak(other, own)
@@ -168,6 +169,11 @@ def plan(options: Options) -> dict[str, Callable[[], dict[str, Any]]]:
 
 def model_size(options: Options) -> str:
     return "large-tiny" if options.quick else "large"
+
+
+def tell(text: str) -> None:
+    """Show what a scenario, which may take minutes, has measured."""
+    print(f"    {text}", flush=True)
 
 
 def line(outcome: dict[str, Any]) -> str:

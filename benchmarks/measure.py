@@ -165,9 +165,11 @@ def alone(side: Side, options: Options) -> list[Sample]:
     return [timed(side) for _ in range(options.warm_ups + options.times)][options.warm_ups :]
 
 
-def fastest(candidates: Sequence[Callable[[], Side]], options: Options) -> tuple[Side, dict[str, float]]:
+def fastest(
+    candidates: Sequence[Callable[[], Side]], options: Options, tell: Callable[[str], object] = lambda line: None
+) -> tuple[Side, dict[str, float]]:
     """The fastest of several settings, by one run (after a warm-up, unless that took WARM_S), and the rate of each; in quick mode
-    the first, unmeasured. The others are closed.
+    the first, unmeasured. The others are closed. tell: called with a line per setting.
 
     Settings that fail on this machine are skipped; raises RuntimeError if all fail.
     """
@@ -181,8 +183,10 @@ def fastest(candidates: Sequence[Callable[[], Side]], options: Options) -> tuple
             side = make()
             sample = timed(side)
             rates[side.label] = rounded((sample if sample.wall > WARM_S else timed(side)).rate)
+            tell(f"{side.label}: {rates[side.label]:.4g} per second")
         except (RuntimeError, ValueError, NotImplementedError, ImportError) as error:
             errors.append(f"{type(error).__name__}: {error}")
+            tell(errors[-1])
             continue
         slower, best = (best, side) if best is None or rates[side.label] > rates[best.label] else (side, best)
         if slower is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import stat
 import tempfile
@@ -10,6 +11,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from stages.runtime.files import locked
 from stages.runtime.lineage import stage_entry
@@ -70,14 +72,15 @@ def repeatable(device: str) -> Iterator[None]:
         return
     import torch
 
+    filling: Any = importlib.import_module("torch.utils.deterministic")
     before, warn_only = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    fills = torch.utils.deterministic.fill_uninitialized_memory
+    fills = filling.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    filling.fill_uninitialized_memory = False
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", NOT_REPEATABLE)
             yield
     finally:
         torch.use_deterministic_algorithms(before, warn_only=warn_only)
-        torch.utils.deterministic.fill_uninitialized_memory = fills
+        filling.fill_uninitialized_memory = fills

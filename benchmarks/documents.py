@@ -37,6 +37,11 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
 
 
+def spread_of(ratio: Mapping[str, float]) -> str:
+    """A speed-up: the median, and the lowest and highest of a pair."""
+    return f"**{number(ratio['median'])}** ({number(ratio['low'])} to {number(ratio['high'])})"
+
+
 def in_order(scenarios: Mapping[str, Any]) -> dict[str, Any]:
     """Scenarios in natural sort order."""
 
@@ -49,9 +54,8 @@ def in_order(scenarios: Mapping[str, Any]) -> dict[str, Any]:
 def table(scenarios: Mapping[str, Any]) -> str:
     lines = []
     for name, row in in_order(scenarios).items():
-        ratio = row["ratio"]
-        spread = f"**{number(ratio['median'])}** ({number(ratio['low'])} to {number(ratio['high'])})"
-        lines.append((f"`{name}`", number(row["ours"]), number(row["theirs"]), row["unit"], spread, row["against"]))
+        speed_up = spread_of(row["ratio"])
+        lines.append((f"`{name}`", number(row["ours"]), number(row["theirs"]), row["unit"], speed_up, row["against"]))
     return markdown_table(("scenario", "ours", "theirs", "unit", "speed-up (lowest to highest)", "against"), lines, "lrrlrl")
 
 
@@ -129,11 +133,12 @@ def speed(raw: Mapping[str, Any]) -> str:
 
 
 def on_gpu(large: Mapping[str, Any]) -> str:
-    """The scenarios of `benchmarks.large`, with peak memory and the device."""
+    """The scenarios of `benchmarks.large` that did not fail, with peak memory and the device."""
     lines = []
     for name, row in in_order(large["scenarios"]).items():
-        ratio = row["ratio"]
-        spread = f"**{number(ratio['median'])}** ({number(ratio['low'])} to {number(ratio['high'])})"
+        if "failed" in row:
+            continue
+        spread = spread_of(row["ratio"])
         sides = ("ours", "theirs")
         times = (f"{number(row[who])} {row['unit']}" for who in sides)
         memory = (f"{row['peak_bytes'][who] / 2**30:.1f} GiB" for who in sides)

@@ -159,6 +159,17 @@ def test_key_depends_on_the_modules_of_a_scenario(tmp_path: Path):
     assert suite.key("default_run", options, machine) == ""
 
 
+def test_table_of_the_gpu_leaves_out_what_failed():
+    row = {"ours": 0.25, "theirs": 0.5, "unit": "s", "ratio": {"median": 2.0, "low": 1.5, "high": 2.5}}
+    row["peak_bytes"] = {"ours": 2**30, "theirs": 3 * 2**30}
+    versions = {"torch": "2.11.0", "transformers": "5.17.0", "trl": "1.16.0"}
+    machine = {"device": "some card", "precision": "bfloat16", "cuda": "13.0", "versions": versions}
+    text = documents.on_gpu({"machine": machine, "repeats": 3, "scenarios": {"step": row, "other": {"failed": "no memory"}}})
+    assert "| `step` | 0.25 s | 0.5 s | **2** (1.5 to 2.5) | 1.0 GiB | 3.0 GiB |" in text
+    assert "other" not in text
+    assert "some card, bfloat16" in text
+
+
 def test_serial_share_and_predicted_speedup():
     """8 s become 5 s with two workers: 2 s are serial, so four workers take 3.5 s; 4 s become 2 s: nothing is serial."""
     assert workers.serial_share(8.0, 5.0, 2) == 0.25

@@ -1,24 +1,18 @@
-"""GPUs: a lock each, for one stage at a time; gradients that repeat bit for bit."""
+"""A lock per GPU: one stage at a time."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import stat
 import tempfile
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from stages.runtime.files import locked
 from stages.runtime.lineage import stage_entry
 from stages.runtime.run_params import RunParams
-
-NOT_REPEATABLE = "(?s).*deterministic"
-"""PyTorch's warnings about operations that are not repeatable on a GPU."""
 
 
 def user_folder() -> Path:
@@ -61,26 +55,3 @@ def own_gpu(device: str, title: str) -> Iterator[None]:
 def uses_gpu(root: Path, name: str, params: RunParams) -> bool:
     """Whether the stage uses a GPU: params.yaml sets one, and dvc.yaml lists resources.device for the stage."""
     return params.resources.device.startswith("cuda") and "resources.device" in stage_entry(root, name, None).get("params", [])
-
-
-@contextmanager
-def repeatable(device: str) -> Iterator[None]:
-    """On a GPU, add gradients in a fixed order where PyTorch can; elsewhere they are always. Forward passes need nothing: they
-    scatter to distinct places."""
-    if device == "cpu":
-        yield
-        return
-    import torch
-
-    filling: Any = importlib.import_module("torch.utils.deterministic")
-    before, warn_only = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    fills = filling.fill_uninitialized_memory
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    filling.fill_uninitialized_memory = False
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", NOT_REPEATABLE)
-            yield
-    finally:
-        torch.use_deterministic_algorithms(before, warn_only=warn_only)
-        filling.fill_uninitialized_memory = fills

@@ -18,7 +18,6 @@ from stages.params import parse_params
 from stages.runtime import spans
 from stages.runtime import stage as runtime
 from stages.runtime.costs import read_cost
-from stages.runtime.gpu import repeatable
 from stages.runtime.speed import speed
 from stages.runtime.stage import BAD_PARAMETERS, FAILED, StageContext, own_gpu, stage_run, uses_gpu
 from stages.runtime.tracker import Tracker
@@ -283,20 +282,3 @@ def test_gpu_stages_are_those_that_depend_on_the_device() -> None:
     names = ("curate", "sft", "rollout", "annotate", "rl", "merge", "evaluate", "report")
     assert [name for name in names if uses_gpu(ROOT, name, on_gpu)] == ["sft", "rollout", "annotate", "rl", "evaluate"]
     assert not any(uses_gpu(ROOT, name, parse_params(values)) for name in names)
-
-
-def test_backward_passes_are_repeatable_on_a_gpu_alone() -> None:
-    """Contract: the switches of torch are as before afterwards, and on a CPU untouched."""
-    import torch
-    from torch.utils import deterministic as filling
-
-    def switches() -> tuple[bool, bool, bool]:
-        enabled = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-        return *enabled, filling.fill_uninitialized_memory  # type: ignore[attr-defined]
-
-    before = switches()
-    with repeatable("cpu"):
-        assert switches() == before
-    with repeatable("cuda"):
-        assert switches() == (True, True, False)
-    assert switches() == before

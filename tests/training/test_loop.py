@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import nn
+from torch.utils import deterministic as filling
 
 from stages.agent.logprobs import score_tokens
 from stages.agent.policy import load_policy
@@ -14,6 +15,7 @@ from stages.algorithms.batch import LossTerms
 from stages.runtime.resources import Resources
 from stages.training.common.loop import Learner, make_processes, merge_sums, write_history
 from stages.training.common.optimiser import COSINE_FLOOR, make_optimiser, warmup_constant, warmup_cosine
+from stages.training.common.repeatable import repeatable
 
 
 def make_learner(seed: int = 0, max_grad_norm: float = 1.0) -> Learner:
@@ -111,3 +113,18 @@ def test_learning_rate_schedules():
 def test_history_leaves_missing_cells_empty(tmp_path):
     write_history(tmp_path / "h.csv", [{"step": 1.0, "loss": 0.5}, {"step": 2.0, "loss": 0.25, "valid_loss": 1 / 3}])
     assert (tmp_path / "h.csv").read_text() == "step,loss,valid_loss\n1,0.5,\n2,0.25,0.3333333\n"
+
+
+def test_backward_passes_are_repeatable_on_a_gpu_alone() -> None:
+    """Contract: the switches of torch are as before afterwards, and on a CPU untouched."""
+
+    def switches() -> tuple[bool, bool, bool]:
+        enabled = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+        return *enabled, filling.fill_uninitialized_memory  # type: ignore[attr-defined]
+
+    before = switches()
+    with repeatable("cpu"):
+        assert switches() == before
+    with repeatable("cuda"):
+        assert switches() == (True, True, False)
+    assert switches() == before

@@ -22,12 +22,12 @@ from stages.agent.policy import usable_device
 from stages.algorithms.batch import LossTerms
 from stages.runtime.checkpoints import Checkpoints
 from stages.runtime.files import atomic_text
-from stages.runtime.gpu import repeatable
 from stages.runtime.resources import Resources
 from stages.runtime.spans import span
 from stages.training.common.adapters import load_trained_state, trained_state
 from stages.training.common.optimiser import Schedule
 from stages.training.common.processes import Processes, gather_full, shard_like
+from stages.training.common.repeatable import repeatable
 from stages.training.common.steering import Steering
 
 if TYPE_CHECKING:

@@ -133,7 +133,7 @@ class ExperimentRunner:
             return
         if not (self.root / path).exists():
             raise RunFailedError(
-                f"model.path {path} does not exist in {self.root}; docs/extending.md says how to make a model folder"
+                f"the model {path} does not exist in {self.root}; docs/extending.md says how to make a model folder"
             )
         (workspace.folder / path).parent.mkdir(parents=True, exist_ok=True)
         (workspace.folder / path).symlink_to((self.root / path).resolve(), target_is_directory=True)
@@ -204,6 +204,9 @@ class ExperimentRunner:
         """One run of a program of MODULES; `common`: params.yaml of what its runs share; `required` as in `train_and_evaluate`.
         Raises RunFailedError."""
         workspace = self._shared_workspace(common)
+        if model := (values.get("decision") or {}).get("model"):  # of an adviser in lane control
+            with self._lock:
+                self._link_model(workspace, model)
         began = time.monotonic()
         settings, result = f"{name}.yaml", f"{name}.result.json"
         workspace.write_settings(values, settings)

@@ -570,7 +570,7 @@ def test_a_pre_trained_model_is_linked_into_workspaces(tmp_path: Path) -> None:
     assert linked.is_symlink()
     assert (linked / "weights").read_text() == "large"
     runner._link_model(second, "hub:org/name")
-    with pytest.raises(RunFailedError, match=r"model\.path data/pretrained/other does not exist"):
+    with pytest.raises(RunFailedError, match="the model data/pretrained/other does not exist"):
         runner._link_model(first, "data/pretrained/other")
 
 

@@ -40,6 +40,11 @@ FIXED = ", then ".join(GOALS)
 """Guidance of guidance: fixed."""
 
 
+def observed(grid: Grid, settings: Advice) -> torch.Tensor:
+    """What the agent's network reads of its episodes, [E, OBSERVATION]."""
+    return torch.from_numpy(grid.observation(own=settings.observe == "all"))
+
+
 @dataclass
 class Guided:
     """The guidance of E environments, and what is still open of it. `interval`: steps between requests; `key`: of all draws."""
@@ -141,13 +146,13 @@ class Training:
         total = 0
         for _ in range(length):
             self.guided.before(self.grid)
-            observation, guidance = torch.from_numpy(self.grid.observation()), self.guided.encoded()
+            observation, guidance = observed(self.grid, settings), self.guided.encoded()
             logprobs, value = self.player(observation, guidance)
             action = torch.multinomial(logprobs.exp(), 1, generator=self.generator)
             taken = action[:, 0].numpy()
             gained = self.grid.step(taken).sum(1)
             over = self.grid.steps >= settings.episode_steps
-            after = self.player(torch.from_numpy(self.grid.observation()), guidance)[1]
+            after = self.player(observed(self.grid, settings), guidance)[1]
             reward, ended = torch.from_numpy(gained.astype(np.float32)), torch.from_numpy(over)
             kept.append((observation, guidance, action[:, 0], logprobs.gather(1, action)[:, 0], value, reward, after, ended))
             self.guided.after(taken, gained, over)
@@ -182,7 +187,7 @@ def evaluate(training: Training, interval: int, name: str) -> tuple[float, float
     guided = Guided(settings, training.adviser, interval, (settings.seed, "advice", name), settings.evaluate_episodes)
     for _ in range(settings.episode_steps):
         guided.before(grid)
-        logprobs, _ = training.player(torch.from_numpy(grid.observation()), guided.encoded())
+        logprobs, _ = training.player(observed(grid, settings), guided.encoded())
         action = torch.multinomial(logprobs.exp(), 1, generator=generator)[:, 0].numpy()
         gained = grid.step(action).sum(1)
         guided.after(action, gained, np.zeros(len(action), bool))

@@ -138,12 +138,14 @@ class Grid:
         gaps[:, 4] = np.where(exists[:, 4, None], self.table - self.position, 0)
         return gaps, exists
 
-    def observation(self) -> Array:
-        """[E, OBSERVATION]: where the nearest things are, what is here, inventory, tools, and achievements of the episode."""
+    def observation(self, own: bool = True) -> Array:
+        """[E, OBSERVATION]: where the nearest things are, what is here; then the agent's own inventory, tools, and achievements of
+        the episode, or zeros."""
         gaps, exists = self.nearest()
         on_it = (gaps == 0).all(2) & exists
-        parts = (gaps.reshape(len(gaps), -1) / 4.0, on_it, exists[:, 4:], self.near_table()[:, None], self.things / 3.0)
-        return np.concatenate([*parts, self.things > 0, self.tools, self.done], 1).astype(np.float32)
+        parts = (gaps.reshape(len(gaps), -1) / 4.0, on_it, exists[:, 4:], self.near_table()[:, None])
+        possessions = np.concatenate([self.things / 3.0, self.things > 0, self.tools, self.done], 1)
+        return np.concatenate([*parts, possessions * own], 1).astype(np.float32)
 
 
 OBSERVATION = 10 + 5 + 1 + 1 + 4 + 4 + 3 + 8

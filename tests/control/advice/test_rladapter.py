@@ -198,6 +198,9 @@ def test_technology_tree_by_hand() -> None:
     assert "stone here" in seen(grid, 0)
     assert "table" in seen(grid, 0)
     assert grid.observation().shape == (1, OBSERVATION)
+    assert grid.observation()[0, 17:].any()
+    assert not grid.observation(own=False)[0, 17:].any(), "inventory, tools and achievements are hidden"
+    assert (grid.observation(own=False)[0, :17] == grid.observation()[0, :17]).all()
     grid.reset(np.array([True]), np.random.default_rng(1))
     assert not grid.done.any()
     assert int((grid.resource > 0).sum()) == 16

@@ -77,8 +77,8 @@ class Advice(Section):
     history: Count = 20
     """Last actions that the score compares with the guidance."""
     observe: Literal["all", "surroundings"] = "all"
-    """What the agent's network reads: surroundings: not what it carries and has achieved, which the adviser reads all the same, so
-    that advice tells the agent something."""
+    """What the agent's network reads. surroundings: not what it carries and has achieved, which the adviser reads all the same;
+    advice then tells it something."""
     reset_guidance: bool = True
     """Begin episodes without history and guidance; false: with those of the episode before, as in the reference code."""
     score: Score = Score()

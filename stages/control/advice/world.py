@@ -139,7 +139,7 @@ class Grid:
         return gaps, exists
 
     def observation(self, own: bool = True) -> Array:
-        """[E, OBSERVATION]: where the nearest things are, what is here; then the agent's own inventory, tools, and achievements of
+        """[E, OBSERVATION]: where the nearest things are, what is here; then the agent's own inventory, tools and achievements of
         the episode, or zeros."""
         gaps, exists = self.nearest()
         on_it = (gaps == 0).all(2) & exists

@@ -574,6 +574,26 @@ def test_a_pre_trained_model_is_linked_into_workspaces(tmp_path: Path) -> None:
         runner._link_model(first, "data/pretrained/other")
 
 
+def test_a_run_of_lane_control_finds_its_advisers_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: it is linked into the workspace that the lane's runs share before the run starts."""
+    (tmp_path / "data/pretrained/m").mkdir(parents=True)
+    (tmp_path / "data/pretrained/m/config.json").write_text("{}")
+    workspace = EvaluationWorkspace(tmp_path / "shared")
+    workspace.folder.mkdir()
+    runner = ExperimentRunner(tmp_path, "c" * 40, program="text_grid")
+    monkeypatch.setattr(runner, "_shared_workspace", lambda common: workspace)
+    monkeypatch.setattr(ExperimentRunner, "code", "0" * 16)
+
+    def play(own: EvaluationWorkspace, command: list[str], threads: int) -> None:
+        assert (own.folder / "data/pretrained/m/config.json").exists()
+        result = own.folder / command[command.index("--result") + 1]
+        result.write_text('{"environment_steps": 3, "control.return": 2.0}')
+
+    monkeypatch.setattr(EvaluationWorkspace, "python", play)
+    advised = {"decision": {"kind": "model", "model": "data/pretrained/m"}}
+    assert runner.measure("run", advised, {}, ["control.return"]).metrics == {"control.return": 2.0}
+
+
 def test_every_shipped_experiment_is_valid_and_in_dvc_yaml() -> None:
     """Overrides that no longer fit params.yaml fail here, not hours into `make claims`."""
     params = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from device import DEVICE
+from engine.architectures import MAKERS, make
 
 from stages.agent.logprobs import predicting_states, token_logprobs
 from stages.agent.policy import load_policy
@@ -117,6 +118,51 @@ def test_states_are_those_of_the_dense_pass(model, families, monkeypatch):
         torch.testing.assert_close(found, expected, atol=5e-6, rtol=1e-5)
 
 
+WINDOWED = ["mistral", "qwen2", "qwen3", "smollm3", "gemma3"]
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_windows_give_states_and_gradients_of_the_dense_pass(name: str) -> None:
+    """Contract: for every model of the decoder, prompts of 30 and 45 tokens being longer than its windows of 24."""
+    model = make(name).to(DEVICE)
+    assert can_share(model)
+    found = {}
+    for states in (predicting_states, sharing_states):
+        batch = with_equal_turns(make_batch(model.config.vocab_size))
+        model.zero_grad()
+        logprobs = []
+        for rows in plan_shared(batch.token_ids, batch.mask, range(batch.size), 120):
+            micro = take(batch, rows, DEVICE)
+            logprobs.append(token_logprobs(model, micro.token_ids, micro.mask, states=states))
+        torch.cat(logprobs).sum().backward()
+        gradient = torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
+        found[states] = torch.cat(logprobs).detach(), gradient
+    torch.testing.assert_close(found[sharing_states][0], found[predicting_states][0], atol=2e-5, rtol=1e-5)
+    difference = found[sharing_states][1] - found[predicting_states][1]
+    assert float(difference.norm() / found[predicting_states][1].norm()) < 1e-5
+
+
+def test_windows_matter_in_these_batches() -> None:
+    """The test above would find a window that is left out, or one token too long."""
+    for name in WINDOWED:
+        model = make(name).to(DEVICE)
+        batch = make_batch(model.config.vocab_size)
+        micro = take(batch, range(batch.size), DEVICE)
+        with torch.no_grad():
+            expected = predicting_states(model, micro.token_ids, micro.mask)
+            for module in model.modules():
+                if getattr(module, "sliding_window", None):
+                    module.sliding_window += 1
+            model.config.sliding_window += 1
+            found = sharing_states(model, micro.token_ids, micro.mask)
+        assert float((found - expected).abs().max()) > 1e-3, name
+
+
+@pytest.mark.parametrize("name", sorted(set(MAKERS) - set(WINDOWED) - {"llama", "gpt2", "gpt_neox"}))
+def test_other_models_with_windows_do_not_share(name: str) -> None:
+    assert not can_share(make(name))
+
+
 @pytest.mark.parametrize("tokens_per_batch", [4096, 60])
 @pytest.mark.parametrize("algorithm", ["grpo", "reinforce", "ppo"])
 def test_loss_and_gradient_are_those_of_the_dense_pass(model, algorithm, tokens_per_batch):
@@ -173,7 +219,7 @@ def test_shared_prompt_gets_its_gradient_from_every_episode(model):
     assert abs(gradient) > 1e-3
 
 
-def test_prefixes_are_shared_only_with_full_attention():
+def test_prefixes_are_shared_only_with_attention_known_here():
     def fake(recomputed=False, **config):
         layers = [SimpleNamespace(gradient_checkpointing=recomputed)]
         return SimpleNamespace(config=SimpleNamespace(**config), modules=lambda: layers)

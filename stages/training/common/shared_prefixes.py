@@ -7,16 +7,16 @@ rows: a row's own queries attend to the keys and values of all its tokens, where
 gradients of the rows that share a token.
 
 It computes the same function as the dense pass (`stages.agent.logprobs.predicting_states`), to float rounding, for any model with
-full attention: the model's own forward pass runs with an attention function that knows the layout. For the families of
-`stages.engine.decoder`, this module calls the layers itself, and the last layer computes queries only for tokens that predict a
-policy token.
+full attention, and for those of `stages.engine.decoder` also in layers with a sliding window: the model's own forward pass runs
+with an attention function that knows the layout. For the decoder's plain families, this module calls the layers itself, and the
+last layer computes queries only for tokens that predict a policy token.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,8 @@ from torch.nn import functional
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
-from stages.engine.decoder import FAMILIES, hooked, rms_norm
+from stages.engine.architectures import LAYER_TYPES, windows
+from stages.engine.decoder import FAMILIES, LEAN, hooked, rms_norm
 from stages.training.common.recompute import recomputes
 
 ATTENTION = "shared_prefixes"
@@ -64,6 +65,33 @@ class Layout:
     """[m] indices of the tokens before a policy token, in order."""
     last: list[Part]
     """Parts with the queries of the wanted tokens alone; `start` and `stop` index these."""
+    windowed: dict[int, list[Part]] = field(default_factory=dict)
+    """`parts` by window, as far as layers have asked for them."""
+
+    def within(self, window: int | None) -> list[Part]:
+        """`parts` for a layer in which a token attends to `window` positions, its own included; None: to all before it."""
+        if window is None:
+            return self.parts
+        if window not in self.windowed:
+            self.windowed[window] = [_within(part, self.positions, window) for part in self.parts]
+        return self.windowed[window]
+
+    def last_within(self, window: int | None) -> list[Part]:
+        """`last` for a layer with `window`."""
+        if window is None:
+            return self.last
+        return [_within(part, self.positions[self.wanted], window) for part in self.last]
+
+
+def _within(part: Part, positions: Tensor, window: int) -> Part:
+    """The part with a sliding window; positions: of all queries that parts index."""
+    rows, longest = part.nodes.shape
+    if longest <= window:
+        return part
+    width = longest if part.visible is None else part.visible.shape[2]
+    position = positions.new_zeros(rows * width).index_copy(0, part.place, positions[part.start : part.stop])
+    keys, position = torch.arange(longest, device=positions.device), position.view(rows, 1, width, 1)
+    return replace(part, visible=(keys <= position) & (keys > position - window))
 
 
 def common_prefix(first: np.ndarray, second: np.ndarray) -> int:
@@ -190,11 +218,12 @@ def _attention(
     scaling: float | None = None,
     *,
     shared_layout: Layout,
+    sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """query [1, heads, U, head_dim], key and value [1, kv_heads, U, head_dim] -> [1, U, heads, head_dim]."""
     queries, keys, values = (states[0].transpose(0, 1) for states in (query, key, value))
-    return attend(queries, keys, values, shared_layout.parts, scaling)[None], None
+    return attend(queries, keys, values, shared_layout.within(sliding_window), scaling)[None], None
 
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor, parts: Sequence[Part], scaling: float | None) -> Tensor:
@@ -230,13 +259,15 @@ AttentionMaskInterface.register(ATTENTION, _no_mask)
 
 
 def can_share(model: Any) -> bool:
-    """Whether the model has full attention in every layer, through transformers' attention interface, not compressed (latent),
-    and no gradient checkpointing."""
+    """Whether the model attends through transformers' attention interface, not compressed (latent), without gradient
+    checkpointing, and in full, or, if it is one of the decoder's, in a sliding window."""
     config = model.config
     if not getattr(model, "_supports_attention_backend", True) or getattr(config, "kv_lora_rank", None):
         return False
-    full = set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
-    return full and not getattr(config, "sliding_window", None) and not recomputes(model)
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    full = kinds == {"full_attention"} and not getattr(config, "sliding_window", None)
+    # Other models with windows also give their attention sinks (gpt-oss) or soft caps (Gemma 2).
+    return (full or (kinds <= LAYER_TYPES and getattr(config, "model_type", None) in LEAN)) and not recomputes(model)
 
 
 def sharing_states(model: Any, token_ids: Tensor, mask: Tensor) -> Tensor:
@@ -269,6 +300,7 @@ def _through_layers(decoder: Any, layout: Layout) -> Tensor:
     hidden = decoder.embed_tokens(layout.ids)
     angles = decoder.rotary_emb(hidden[None], layout.positions[None])
     cos, sin = (part[0, :, None] for part in angles)
+    window = windows(decoder.config)
     for index, layer in enumerate(decoder.layers):
         attention, normed = layer.self_attn, rms_norm(hidden, layer.input_layernorm)
         last = index == len(decoder.layers) - 1
@@ -283,7 +315,8 @@ def _through_layers(decoder: Any, layout: Layout) -> Tensor:
         if hasattr(attention, "q_norm"):
             queries, keys = attention.q_norm(queries), attention.k_norm(keys)
         queries, keys = _rotate(queries, *rotation), _rotate(keys, cos, sin)
-        attended = attend(queries, keys, values, layout.last if last else layout.parts, attention.scaling)
+        parts = layout.last_within(window[index]) if last else layout.within(window[index])
+        attended = attend(queries, keys, values, parts, attention.scaling)
         hidden = hidden + attention.o_proj(attended.flatten(1))
         hidden = hidden + layer.mlp(rms_norm(hidden, layer.post_attention_layernorm))
     return rms_norm(hidden, decoder.norm)

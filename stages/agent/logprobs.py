@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
+from stages.agent.frozen_head import frozen_head, in_chunks, is_frozen
 from stages.engine.head import finished_logits
 
 CHUNK, CHUNK_LOGITS = 8192, 1 << 26
@@ -64,8 +65,9 @@ def through_head(
 
     The output layer computes in float32 even under autocast or with weights of lower precision: bfloat16 logits are off by up to
     1/256 of their value, and so are probability ratios. `chunk` rows are processed at a time (default: by the vocabulary's size,
-    see CHUNK_LOGITS); with gradients on, the chunks' logits are recomputed in the backward pass, so that memory is chunk x
-    vocabulary whatever N is.
+    see CHUNK_LOGITS), so that memory is chunk x vocabulary whatever N is: with gradients on, a frozen output layer computes those
+    of the hidden states at once (stages.agent.frozen_head), and another's logits are recomputed in the backward pass. `read` must
+    depend on nothing else that has a gradient.
     """
     layer = model.get_output_embeddings()
     head = _at_least_float32(layer, hidden.dtype)
@@ -76,11 +78,13 @@ def through_head(
             logits = finished_logits(model, head(hidden).float())
             return read(logits / temperature if temperature != 1.0 else logits, *along)
 
-    parts = []
+    arguments = (hidden, *along)
+    if torch.is_grad_enabled() and hidden.requires_grad and is_frozen(layer):
+        return list(frozen_head(part, chunk, *arguments))
     recompute = torch.is_grad_enabled() and len(hidden) > chunk
-    for start in range(0, max(len(hidden), 1), chunk):
-        arguments = [tensor[start : start + chunk] for tensor in (hidden, *along)]
-        parts.append(checkpoint(part, *arguments, use_reentrant=False) if recompute else part(*arguments))
+    parts = [
+        checkpoint(part, *pieces, use_reentrant=False) if recompute else part(*pieces) for pieces in in_chunks(arguments, chunk)
+    ]
     return [torch.cat(column) for column in zip(*parts, strict=True)]
 
 

@@ -22,7 +22,7 @@ from stages.runtime.resources import Resources
 from stages.training.common.batches import take, trajectory_batch
 from stages.training.common.ledger import Ledger
 from stages.training.common.loop import make_processes
-from stages.training.common.shared_prefixes import can_share, in_order, make_layout, plan_shared, sharing_states
+from stages.training.common.shared_prefixes import by_products, can_share, in_order, make_layout, plan_shared, sharing_states
 from stages.training.rl.models import Models
 from stages.training.rl.policy_updates import PolicyUpdates
 from training.toys import make_episode
@@ -217,6 +217,35 @@ def test_shared_prompt_gets_its_gradient_from_every_episode(model):
         below = total()
     assert gradient == pytest.approx(float((above - below) / (2 * step)), rel=2e-2, abs=1e-4)
     assert abs(gradient) > 1e-3
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("causal", [True, False])
+def test_products_compute_what_the_fused_kernel_does(kv_heads: int, causal: bool) -> None:
+    """Contract: attention's two ways are equal to float32 rounding; in bfloat16 on a CPU the products are used."""
+    generator = torch.Generator().manual_seed(0)
+    queries = torch.randn(2, 4, 6, 8, generator=generator)
+    keys, values = torch.randn(2, 2, kv_heads, 6 if causal else 9, 8, generator=generator)
+    visible = None if causal else torch.rand(2, 1, 6, 9, generator=generator) > 0.4
+    if visible is not None:
+        visible[..., 0] = True
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        queries, keys, values, attn_mask=visible, is_causal=causal, scale=0.3, enable_gqa=True
+    )
+    torch.testing.assert_close(by_products(queries, keys, values, visible, 0.3), expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma3"])
+def test_states_in_bfloat16_are_those_of_the_dense_pass(name: str) -> None:
+    model = make(name).to(DEVICE)
+    micro = take(with_equal_turns(make_batch(model.config.vocab_size)), range(9), DEVICE)
+    with torch.no_grad():
+        exact = predicting_states(model, micro.token_ids, micro.mask)
+        with torch.autocast(DEVICE.split(":")[0], dtype=torch.bfloat16):
+            dense = predicting_states(model, micro.token_ids, micro.mask)
+            found = sharing_states(model, micro.token_ids, micro.mask)
+    error, usual = ((states.float() - exact).norm() / exact.norm() for states in (found, dense))
+    assert 1e-3 < float(error) < 1.5 * float(usual)
 
 
 def test_prefixes_are_shared_only_with_attention_known_here():

@@ -32,7 +32,8 @@ def code_of(root: Path, program: str) -> str:
     listed: set[Path] = set()
     if program not in PROBLEMS:
         stages = yaml.safe_load((root / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
-        listed = {Path(path) for stage in STAGES if stage in stages for path in deps.listed(stages, stage)[1]}
+        of_run = (*STAGES, "merge") if program == "merge" else STAGES
+        listed = {Path(path) for stage in of_run if stage in stages for path in deps.listed(stages, stage)[1]}
     if program in MODULES:
         listed |= set(deps.code(MODULES[program].removeprefix("stages.").replace(".", "/")))
     digest = hashlib.sha256()

@@ -33,6 +33,8 @@ SHARES = frozenset(
 """Second components of metrics that are shares."""
 BEFORE_RL = ("seed", "domains", "model", "curate", "sft", "rollout", "annotate")
 """Sections that shape the start of rl, beside the environment's settings."""
+AFTER_RL = ("resources", "merge", "evaluate", "report")
+"""Sections that shape nothing before the merge."""
 _TEXT = ("tradeoff", "family", "method", "paper", "switch", "untuned", "ungated", "learnt")
 _PER_DOMAIN = ("curate", "rollout", "annotate", "rl")
 
@@ -145,10 +147,10 @@ class Gate(Section):
     require: list[Requirement] = Field(default_factory=list)
 
 
-Lane = Literal["rl", "annotate", "labels", "control", "designs"]
+Lane = Literal["rl", "annotate", "labels", "control", "designs", "merge"]
 
 
-Family = Literal["policy_optimisation", "credit", "value_learning", "annotation", "offline", "budget", "designs"]
+Family = Literal["policy_optimisation", "credit", "value_learning", "annotation", "offline", "budget", "merging", "designs"]
 
 
 class Experiment(Section):
@@ -160,7 +162,8 @@ class Experiment(Section):
     switch: str
     """The setting of params.yaml that selects it."""
     environment: str
-    """A domain of params.yaml; in lane control, a problem of stages/control/problems.py."""
+    """A domain of params.yaml; in lane merge, the specialists' domains, as textworld+search+shop; in lane control, a problem of
+    stages/control/problems.py."""
     looks: list[int] = Field(default_factory=lambda: list(LOOKS))
     """Numbers of seeds after which claims are judged. Arms of claims that are still open then get further seeds."""
     lane: Lane = "rl"
@@ -169,7 +172,9 @@ class Experiment(Section):
     labels: trees grown with the arm's `annotate`, whose labels and pairs are compared with exact values
     (stages/claims/mcts_labels.py); all arms and seeds share the SFT policy. control: a method on a small control
     problem, without a language model. designs: a search over agent designs with the arm's `design`, replayed on a table
-    of all designs' scores (stages/claims/design_search.py) that all arms and seeds share."""
+    of all designs' scores (stages/claims/design_search.py) that all arms and seeds share. merge: specialists of several
+    domains are trained from one SFT policy with the seed, once for all arms; each arm merges them with its `merge`, and the
+    merged model is evaluated on all panels, whose means count alike."""
     budget: Budget | None = None
     """Of lane rl only. Arms that learn from pairs or an offline dataset play no episodes and take rl.steps instead; if all arms
     do, `shared` sets rl.steps in place of a budget."""
@@ -204,6 +209,8 @@ class Experiment(Section):
             raise ValueError(f"budget: lane {self.lane} plays no episodes in rl; remove it")
         if (self.environment in PROBLEMS) != (self.lane == "control"):
             raise ValueError(f"environment {self.environment}: lane control, and no other, has {', '.join(PROBLEMS)}")
+        if (len(self.domains) > 1) != (self.lane == "merge"):
+            raise ValueError(f"environment {self.environment}: lane merge, and no other, has several domains: textworld+search")
         if strange := sorted(set(self.tradeoff) - set(self.arms)):
             raise ValueError(f"tradeoff names {strange}; the arms are {', '.join(self.arms)}")
         for number, claim in enumerate(self.claims, start=1):
@@ -248,18 +255,27 @@ class Experiment(Section):
         return self.environment if self.lane == "control" else self.lane
 
     @property
+    def domains(self) -> list[str]:
+        """The domains of params.yaml that its runs know."""
+        return self.environment.split("+")
+
+    @property
     def seeds(self) -> range:
         """All seeds that claims may need."""
         return range(self.looks[-1] + max((claim.fresh_from for claim in self.claims), default=0))
 
     def seeded(self, seed: int) -> dict[str, Any]:
         """The overrides that make a run one of this seed."""
-        return nested({"rl": "rl.seed", "labels": "rl.seed", "designs": "design.seed"}.get(self.lane, "seed"), seed)
+        return nested(
+            {"rl": "rl.seed", "labels": "rl.seed", "merge": "rl.seed", "designs": "design.seed"}.get(self.lane, "seed"), seed
+        )
 
     def models(self, arm: str) -> list[str]:
-        """What plays the panel: `evaluate.models` of the arm or of `shared`, else the specialist (lane rl) or the SFT policy."""
+        """What plays the panel: `evaluate.models` of the arm or of `shared`, else the specialist (lane rl), the merged model
+        (lane merge) or the SFT policy."""
         named = [one["evaluate"]["models"] for one in (self.arms[arm], self.shared) if "models" in one.get("evaluate", {})]
-        return (named or [[f"rl@{self.environment}"] if self.lane == "rl" else ["sft"]])[0]
+        usual = {"rl": f"rl@{self.environment}", "merge": "merged"}.get(self.lane, "sft")
+        return named[0] if named else [usual]
 
     def trains(self, arm: str) -> bool:
         """Whether the arm's runs train a specialist."""
@@ -321,12 +337,17 @@ def arm_values(experiment: Experiment, arm: str, params: Mapping[str, Any]) -> d
 
     `params`: params.yaml with its defaults.
     """
-    domain = experiment.environment
     if experiment.lane == "control":
         return deep_merge(experiment.shared, experiment.arms[arm])
-    values = _flattened({**params, "domains": [domain], "merge": {**params.get("merge", {}), "weights": {}}}, domain)
-    for overrides in (experiment.shared, experiment.arms[arm]):
-        values = _flattened(deep_merge(values, overrides), domain)
+    values = {**params, "domains": experiment.domains, "merge": {**params.get("merge", {}), "weights": {}}}
+    if experiment.lane == "merge":
+        values["per_domain"] = {name: params["per_domain"][name] for name in experiment.domains}
+        values = deep_merge(deep_merge(values, experiment.shared), experiment.arms[arm])
+    else:
+        domain = experiment.environment
+        values = _flattened(values, domain)
+        for overrides in (experiment.shared, experiment.arms[arm]):
+            values = _flattened(deep_merge(values, overrides), domain)
     values["evaluate"] = {**values.get("evaluate", {}), "models": experiment.models(arm)}
     rl = values["rl"]
     if experiment.budget is None or composition(rl.get("algorithm", Rl.model_fields["algorithm"].default)).data != "episodes":
@@ -356,6 +377,8 @@ def run_values(
 
 
 def start_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of `values` that shapes the start of rl."""
+    """The part of `values` that shapes the start of rl; with several domains, that of the merge."""
+    if len(values["domains"]) > 1:
+        return {name: value for name, value in values.items() if name not in AFTER_RL}
     domain = values["domains"][0]
     return {**{name: values.get(name) for name in BEFORE_RL}, "environment": values["per_domain"][domain].get("environment")}

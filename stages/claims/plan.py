@@ -83,7 +83,7 @@ def shaping(experiment: Experiment, values: Mapping[str, Any]) -> dict[str, Any]
     # Of the resources, those that change results.
     chosen = ("device", "precision", "tokens_per_batch")
     found["resources"] = {name: one for name, one in found.get("resources", {}).items() if name in chosen}
-    for name in ("report", "merge"):
+    for name in ("report",) if experiment.lane == "merge" else ("report", "merge"):
         found.pop(name, None)
     return found
 

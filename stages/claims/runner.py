@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from stages.claims.code import MODULES, code_of
@@ -35,6 +36,7 @@ FOLDER = Path(".bellwether/claims")
 SOURCES = ("data/base", "data/packages", "data/raw", "stages", "dvc.yaml", "params.yaml")
 """Paths of the commit that a workspace holds."""
 EVALUATION = Path("reports") / "evaluation.json"
+ROWS = Path("data") / "evaluation" / "rows.parquet"
 DVC = "from stages.runtime.parent import die_with_parent; die_with_parent(); from dvc.cli import main; raise SystemExit(main())"
 """DVC as a program that ends with its parent, so that a killed `make claims` leaves no process that writes into a workspace."""
 STAGES = """
@@ -64,8 +66,12 @@ def _nested(values: Any, key: str) -> float:
 
 
 def _from_panel(folder: Path, domain: str, key: str) -> float:
+    """Of several domains (a+b), the mean."""
     (domains,) = read_json(folder / EVALUATION)["models"].values()
-    metrics = domains[domain]
+    return fmean(_of_panel(domains[name], key) for name in domain.split("+"))
+
+
+def _of_panel(metrics: Mapping[str, Any], key: str) -> float:
     if key.startswith("difficulty."):
         return float(metrics["by_difficulty"][key.removeprefix("difficulty.")]["success"])
     if key.startswith(("pass_at_k.", "distinct_at_k.")):
@@ -100,6 +106,20 @@ def read_metric(name: str, folder: Path, domain: str) -> float:
         return _nested(read_json(folder / "reports" / {"report": "rl"}.get(kind, kind) / f"{domain}.json"), key)
     except (KeyError, TypeError, ValueError, ZeroDivisionError, FileNotFoundError) as error:
         raise RunFailedError(f"the run in {folder} has no metric '{name}' (not found: {error!r})") from error
+
+
+def _read_metrics(metrics: Sequence[str], folder: Path, domain: str, required: Sequence[str] | None) -> dict[str, float | None]:
+    """The metrics of the run in `folder`; None for those that it lacks and that are not `required` (None: all are). Raises
+    RunFailedError."""
+    found: dict[str, float | None] = {}
+    for metric in metrics:
+        try:
+            found[metric] = read_metric(metric, folder, domain)
+        except RunFailedError:
+            if required is None or metric in required:
+                raise
+            found[metric] = None
+    return found
 
 
 @dataclass
@@ -139,18 +159,20 @@ class ExperimentRunner:
         (workspace.folder / path).symlink_to((self.root / path).resolve(), target_is_directory=True)
 
     def start(self, values: Mapping[str, Any]) -> EvaluationWorkspace:
-        """The workspace in which everything before rl is done, made once for all runs that share it."""
-        domain = values["domains"][0]
+        """The workspace in which everything before rl (lane merge: before the merge) is done, made once for all runs that share
+        it."""
+        domains, last = values["domains"], "rl" if self.program == "merge" else "annotate"
         values = {**values, "resources": {**values["resources"], "workers": self.workers}}
 
         def prepare(workspace: EvaluationWorkspace) -> None:
             self._check_out(workspace)
             self._link_model(workspace, values["model"]["path"])
             workspace.write_settings(values)
-            workspace.python(["-c", DVC, "--wait-for-lock", "repro", f"annotate@{domain}"], self.threads)
+            targets = [f"{last}@{domain}" for domain in domains]
+            workspace.python(["-c", DVC, "--wait-for-lock", "repro", *targets], self.threads)
             shutil.rmtree(workspace.folder / ".dvc")
 
-        workspace = EvaluationWorkspace(self.folder / f"start-{domain}-{digest(start_values(values))}")
+        workspace = EvaluationWorkspace(self.folder / f"start-{'+'.join(domains)}-{digest(start_values(values))}")
         with self._lock:
             workspace.create(prepare)
         return workspace
@@ -239,16 +261,24 @@ class ExperimentRunner:
         report = workspace.folder / "reports" / ("rl" if trains else "annotate") / f"{domain}.json"
         training = [] if report.exists() else [["stages.rl", "--domain", domain]]
         workspace.python(["-c", STAGES, json.dumps([*training, ["stages.evaluate"]])], self.threads)
-        found: dict[str, float | None] = {}
-        for metric in metrics:
-            try:
-                found[metric] = read_metric(metric, workspace.folder, domain)
-            except RunFailedError:
-                if required is None or metric in required:
-                    raise
-                found[metric] = None
+        found = _read_metrics(metrics, workspace.folder, domain, required)
         return Outcome(
             *(found, read_json(report)["environment_steps"], round(time.monotonic() - began, 1), self.commit, self.code),
-            rows=task_rows(read_rows(workspace.folder / "data" / "evaluation" / "rows.parquet")),
+            rows=task_rows(read_rows(workspace.folder / ROWS)),
             curve=curve_rows(workspace.folder / "reports" / "rl" / f"{domain}_history.csv"),
         )
+
+    def merge_and_evaluate(
+        self, name: str, values: Mapping[str, Any], metrics: Sequence[str], required: Sequence[str] | None = None
+    ) -> Outcome:
+        """One run of lane merge: the specialists of its seed are merged, and the result plays all panels. `required` as in
+        `train_and_evaluate`. Raises RunFailedError."""
+        workspace, start = EvaluationWorkspace(self.folder / name), self.start(values)
+        workspace.create(lambda new: new.copy_of(start))
+        workspace.write_settings(values)
+        began = time.monotonic()
+        workspace.python(["-c", STAGES, json.dumps([["stages.merge"], ["stages.evaluate"]])], self.threads)
+        found = _read_metrics(metrics, workspace.folder, "+".join(values["domains"]), required)
+        rows = [{**row, "cluster": f"{row['domain']}:{row['cluster']}"} for row in read_rows(workspace.folder / ROWS)]
+        seconds = round(time.monotonic() - began, 1)
+        return Outcome(found, 0, seconds, self.commit, self.code, rows=task_rows(rows))

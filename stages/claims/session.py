@@ -197,6 +197,8 @@ class Session:
         metrics = list(run.required) if run.trial else metrics_of(experiment)
         if experiment.program in MODULES:
             return runner.measure(self._name(run), values, common_values(experiment, self.params), metrics, run.required)
+        if experiment.lane == "merge":
+            return runner.merge_and_evaluate(self._name(run), values, metrics, run.required)
         trains = run.trial or experiment.trains(run.arm)
         start = runner.start_success(values) if experiment.lane == "rl" and not run.trial else None
         outcome = runner.train_and_evaluate(self._name(run), values, metrics, trains, run.required)

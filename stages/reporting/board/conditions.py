@@ -11,6 +11,10 @@ from stages.control.problems import PROBLEMS
 BY_LANE = {
     "rl": "One panel, and one start policy, trained with one seed, which all runs share: another start may give another verdict.",
     "annotate": "One panel. Each seed has its own SFT policy and trees, so verdicts are not about one start.",
+    "merge": (
+        "One panel per domain, and one SFT policy, trained with one seed, from which each seed's specialists start: another "
+        "start may give another verdict."
+    ),
     "labels": "One SFT policy, whose trees are grown anew with each seed.",
     "designs": "One table of every design's score, measured once with one model; only the searches differ by seed.",
 }

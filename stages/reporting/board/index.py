@@ -21,6 +21,7 @@ FAMILIES = {
     "annotation": "Uses of the annotations",
     "offline": "Learning offline",
     "budget": "Budgets",
+    "merging": "Merging",
     "designs": "Search over agent designs",
 }
 """Families of experiments, in the order of the index."""

@@ -173,6 +173,8 @@ class ValueModel(Fitting):
     valid_share: ValidShare = 0.15
     """Fraction of the tasks held out for the evaluation of this model, the Q-model and the progress estimator."""
     head: HeadParams = HeadParams()
+    trains: Literal["all", "head"] = "all"
+    """head: the backbone keeps the SFT policy's weights, which spares a large model the optimiser's copies of them."""
 
 
 class QEnsemble(Section):

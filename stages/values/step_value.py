@@ -158,13 +158,15 @@ def fit(
     micro_tokens: int,
     on_step: Callable[[int, int, float], None] | None = None,
 ) -> FitReport:
-    """Initialise to the best constant prediction and train in place with the head's loss, weighted by rollouts."""
+    """Initialise to the best constant prediction and train in place with the head's loss, weighted by rollouts; the backbone too,
+    unless `params.trains` is head."""
     seed_torch(seed, "value_model")
     device = next(model.parameters()).device
     shares = [total / count for path in paths for total, count in zip(path.returns, path.rollouts, strict=True)]
     counts = [count for path in paths for count in path.rollouts]
     model.start_at(torch.tensor(shares, device=device), torch.tensor(counts, device=device))
     model.train()
+    model.backbone.requires_grad_(params.trains == "all")
 
     def loss(run: Sequence[ValuePath]) -> Tensor:
         item = _collate(run)
@@ -174,7 +176,7 @@ def fit(
     key = (seed, "value_epoch")
     report = fitting.fit(model, paths, loss, lambda path: sum(path.rollouts), params, micro_tokens, *key, on_step=on_step)
     report.clamped = float(model.head.outside(torch.tensor(shares)).float().mean())
-    model.eval()
+    model.eval().requires_grad_(True)
     return report
 
 

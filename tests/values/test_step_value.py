@@ -115,6 +115,18 @@ def test_fit_learns_values_of_held_out_tasks(loss: str):
     assert found["correlation"] > 0.95
 
 
+def test_head_alone_is_trained_if_asked() -> None:
+    """Contract: `trains: head` leaves the backbone's weights as they are, and still learns."""
+    model = StepValueModel(backbone(), HeadParams(loss="mse"))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    params = ValueModel(epochs=6, learning_rate=0.05, batch_tokens=256, head=model.params, trains="head")
+    report = fit(model, synthetic_paths(20), params, seed=0, micro_tokens=10_000)
+    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed == {"output.weight", "output.bias"}
+    assert report.history[-1] < report.history[0]
+    assert all(parameter.requires_grad for parameter in model.parameters()), "a critic that starts from it trains all of it"
+
+
 def test_fit_is_independent_of_micro_batches():
     """Contract: how a batch is split in memory changes the fitted model by rounding only; the same call gives the same bytes."""
     params = ValueModel(epochs=1.5, learning_rate=1e-3, batch_tokens=256)

@@ -30,7 +30,9 @@ def in_chunks(tensors: Sequence[Tensor], chunk: int) -> Iterator[list[Tensor]]:
 def frozen_head(read: Callable[..., tuple[Tensor, ...]], chunk: int, hidden: Tensor, *along: Tensor) -> tuple[Tensor, ...]:
     """`read(hidden, *along)`, which returns values [N], for hidden states [N, D], `chunk` rows at a time.
 
-    Each value must depend on its own row alone. First derivatives only, with respect to `hidden`; `read` runs without autocast.
+    Each value must depend on its own row alone. First derivatives only, with respect to `hidden`; `read` gets it in at least
+    float32 and runs without autocast. Each value with a gradient takes a product with the output layer's weights of its own.
+    Raises ValueError for another tensor that has a gradient.
     """
     return _FrozenHead.apply(read, chunk, hidden, *along)
 
@@ -38,10 +40,13 @@ def frozen_head(read: Callable[..., tuple[Tensor, ...]], chunk: int, hidden: Ten
 class _FrozenHead(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, read: Callable[..., tuple[Tensor, ...]], chunk: int, hidden: Tensor, *along: Tensor) -> Any:
+        if any(tensor.requires_grad for tensor in along):
+            raise ValueError("only the hidden states get a gradient; detach the other tensors")
+        ctx.precision = hidden.dtype
         columns: list[list[Tensor]] = []
         slopes: list[list[Tensor]] = []
         for piece, *others in in_chunks((hidden, *along), chunk):
-            leaf = piece.detach().requires_grad_()
+            leaf = piece.detach().to(torch.promote_types(piece.dtype, torch.float32)).requires_grad_()
             # Not under the caller's autocast, which would compute the gradient in lower precision than the values.
             with torch.enable_grad(), torch.autocast(hidden.device.type, enabled=False):
                 values = read(leaf, *others)
@@ -59,6 +64,6 @@ class _FrozenHead(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         total: Tensor | None = None
         for place, slope in zip(ctx.places, ctx.saved_tensors, strict=True):
-            scaled = gradients[place][:, None].to(slope.dtype) * slope
+            scaled = gradients[place][:, None] * slope
             total = scaled if total is None else total + scaled
-        return None, None, total, *[None] * (len(ctx.needs_input_grad) - 3)
+        return None, None, None if total is None else total.to(ctx.precision), *[None] * (len(ctx.needs_input_grad) - 3)

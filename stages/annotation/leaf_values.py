@@ -103,11 +103,5 @@ def fit_leaf_model(model: StepValueModel, paths: Sequence[ValuePath], params: An
         )
     if params.evaluation.backbone == "own":
         return fit(model, paths, settings, seed, micro)
-    settings = settings.model_copy(update={"learning_rate": params.evaluation.head_learning_rate})
-    trainable = [parameter for parameter in model.backbone.parameters() if parameter.requires_grad]
-    model.backbone.requires_grad_(False)
-    try:
-        return fit(model, paths, settings, seed, micro)
-    finally:
-        for parameter in trainable:
-            parameter.requires_grad_(True)
+    head_alone = {"trains": "head", "learning_rate": params.evaluation.head_learning_rate}
+    return fit(model, paths, settings.model_copy(update=head_alone), seed, micro)

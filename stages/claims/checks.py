@@ -39,7 +39,7 @@ def check_experiment(experiment: Experiment, params: Mapping[str, Any], source: 
     first = next(iter(starts))
     for arm, start in starts.items():
         differing = [name for name in start if start[name] != starts[first][name]]
-        if differing and experiment.start == "common" and experiment.lane == "rl":
+        if differing and experiment.start == "common" and experiment.lane in ("rl", "merge"):
             raise ParamsError(
                 f"{source}: arm '{arm}' and arm '{first}' differ in {', '.join(differing)}, so they would not start from the "
                 f"same policy; move that to `shared`, or set `start: own` if the claim is about it"

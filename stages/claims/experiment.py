@@ -8,7 +8,7 @@ the same tasks and start from the same SFT policy.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -34,7 +34,11 @@ SHARES = frozenset(
 BEFORE_RL = ("seed", "domains", "model", "curate", "sft", "rollout", "annotate")
 """Sections that shape the start of rl, beside the environment's settings."""
 AFTER_RL = ("resources", "merge", "evaluate", "report")
-"""Sections that shape nothing before the merge."""
+"""Sections that shape nothing before the merge, but for RESOURCES."""
+RESOURCES = ("device", "precision", "tokens_per_batch")
+"""Keys of section resources that change results."""
+UNTRAINED = frozenset({"base", "sft"})
+"""Models that no seed of rl changes."""
 _TEXT = ("tradeoff", "family", "method", "paper", "switch", "untuned", "ungated", "learnt")
 _PER_DOMAIN = ("curate", "rollout", "annotate", "rl")
 
@@ -222,6 +226,17 @@ class Experiment(Section):
         return self
 
     @model_validator(mode="after")
+    def _merges(self) -> Experiment:
+        if self.lane != "merge":
+            return self
+        metrics = {*self.measured, *(claim.metric for claim in self.claims)}
+        if other := sorted(metric for metric in metrics if not metric.startswith("panel.")):
+            raise ValueError(f"lane merge measures panels, not {other[0]}")
+        if several := [arm for arm in self.arms if len(self.models(arm)) != 1]:
+            raise ValueError(f"arm {several[0]}: evaluate.models must name one model, not {', '.join(self.models(several[0]))}")
+        return self
+
+    @model_validator(mode="after")
     def _looks(self) -> Experiment:
         if not self.claims:
             if len(self.looks) != 1 or self.looks[0] < 1:
@@ -282,7 +297,9 @@ class Experiment(Section):
         return self.lane == "rl" and any(model.startswith("rl@") for model in self.models(arm))
 
     def seedless(self, arm: str) -> bool:
-        """Whether all seeds give the arm one value, so that it is run once: an arm of lane rl that plays the SFT policy."""
+        """Whether all seeds give the arm one value, so that it is run once: in lanes rl and merge, that of the SFT policy."""
+        if self.lane == "merge":
+            return set(self.models(arm)) <= UNTRAINED
         return self.lane == "rl" and not self.trains(arm)
 
     @property
@@ -332,6 +349,19 @@ def _flattened(values: Mapping[str, Any], domain: str) -> dict[str, Any]:
     return flat
 
 
+def _spread(overrides: Mapping[str, Any], domains: Sequence[str]) -> dict[str, Any]:
+    """`overrides` with their sections repeated in `per_domain` of every domain, where they take precedence over params.yaml's,
+    and the overrides' own `per_domain` over them."""
+    sections = {name: overrides[name] for name in _PER_DOMAIN if name in overrides}
+    own = overrides.get("per_domain", {})
+    return {**overrides, "per_domain": {name: deep_merge(sections, own.get(name, {})) for name in domains}}
+
+
+def _seedless(own: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of one domain without a seed of rl."""
+    return {**own, "rl": {name: value for name, value in own.get("rl", {}).items() if name != "seed"}}
+
+
 def arm_values(experiment: Experiment, arm: str, params: Mapping[str, Any]) -> dict[str, Any]:
     """params.yaml of the arm, without the seed (`run_values`). The experiment's overrides take precedence over `per_domain`.
 
@@ -341,8 +371,11 @@ def arm_values(experiment: Experiment, arm: str, params: Mapping[str, Any]) -> d
         return deep_merge(experiment.shared, experiment.arms[arm])
     values = {**params, "domains": experiment.domains, "merge": {**params.get("merge", {}), "weights": {}}}
     if experiment.lane == "merge":
-        values["per_domain"] = {name: params["per_domain"][name] for name in experiment.domains}
-        values = deep_merge(deep_merge(values, experiment.shared), experiment.arms[arm])
+        values["per_domain"] = {name: params["per_domain"].get(name, {}) for name in experiment.domains}
+        for overrides in (experiment.shared, experiment.arms[arm]):
+            values = deep_merge(values, _spread(overrides, experiment.domains))
+        # The run's seed holds for all.
+        values["per_domain"] = {name: _seedless(own) for name, own in values["per_domain"].items()}
     else:
         domain = experiment.environment
         values = _flattened(values, domain)
@@ -379,6 +412,7 @@ def run_values(
 def start_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """The part of `values` that shapes the start of rl; with several domains, that of the merge."""
     if len(values["domains"]) > 1:
-        return {name: value for name, value in values.items() if name not in AFTER_RL}
+        used = {name: values.get("resources", {}).get(name) for name in RESOURCES}
+        return {**{name: value for name, value in values.items() if name not in AFTER_RL}, "resources": used}
     domain = values["domains"][0]
     return {**{name: values.get(name) for name in BEFORE_RL}, "environment": values["per_domain"][domain].get("environment")}

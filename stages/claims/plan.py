@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stages.claims.design_metrics import METRICS as DESIGN_METRICS
-from stages.claims.experiment import Experiment, digest, run_values
+from stages.claims.experiment import RESOURCES, Experiment, digest, run_values
 from stages.claims.label_metrics import METRICS, WORLDS
 from stages.control.problems import PROBLEMS
 from stages.designs.settings import parse_search
@@ -80,9 +80,7 @@ def shaping(experiment: Experiment, values: Mapping[str, Any]) -> dict[str, Any]
         return PROBLEMS[experiment.environment].settings.model_validate(values).model_dump(mode="json", exclude_defaults=True)
     parse = parse_search if experiment.lane == "designs" else parse_params
     found = parse(values, "params.yaml").model_dump(mode="json", exclude_defaults=True)
-    # Of the resources, those that change results.
-    chosen = ("device", "precision", "tokens_per_batch")
-    found["resources"] = {name: one for name, one in found.get("resources", {}).items() if name in chosen}
+    found["resources"] = {name: one for name, one in found.get("resources", {}).items() if name in RESOURCES}
     for name in ("report",) if experiment.lane == "merge" else ("report", "merge"):
         found.pop(name, None)
     return found

@@ -15,6 +15,7 @@ import json
 import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,7 +24,7 @@ from statistics import fmean
 from typing import Any
 
 from stages.claims.code import MODULES, code_of
-from stages.claims.experiment import digest, start_values
+from stages.claims.experiment import UNTRAINED, digest, start_values
 from stages.claims.plan import Outcome
 from stages.claims.rows import curve_rows, steps_to_success, task_rows, window_mean
 from stages.control.problems import PROBLEMS
@@ -271,14 +272,21 @@ class ExperimentRunner:
     def merge_and_evaluate(
         self, name: str, values: Mapping[str, Any], metrics: Sequence[str], required: Sequence[str] | None = None
     ) -> Outcome:
-        """One run of lane merge: the specialists of its seed are merged, and the result plays all panels. `required` as in
-        `train_and_evaluate`. Raises RunFailedError."""
+        """One run of lane merge: the specialists of its seed are merged, and the result plays all panels. Their training counts
+        neither as steps nor as seconds. `required` as in `train_and_evaluate`. Raises RunFailedError."""
         workspace, start = EvaluationWorkspace(self.folder / name), self.start(values)
         workspace.create(lambda new: new.copy_of(start))
         workspace.write_settings(values)
         began = time.monotonic()
-        workspace.python(["-c", STAGES, json.dumps([["stages.merge"], ["stages.evaluate"]])], self.threads)
+        merge = [] if set(values["evaluate"]["models"]) <= UNTRAINED else [["stages.merge"]]
+        workspace.python(["-c", STAGES, json.dumps([*merge, ["stages.evaluate"]])], self.threads)
         found = _read_metrics(metrics, workspace.folder, "+".join(values["domains"]), required)
-        rows = [{**row, "cluster": f"{row['domain']}:{row['cluster']}"} for row in read_rows(workspace.folder / ROWS)]
+        rows = [
+            {**row, **{name: f"{row['domain']}:{row[name]}" for name in ("task_id", "cluster")}}
+            for row in read_rows(workspace.folder / ROWS)
+        ]
+        sizes = Counter(row["domain"] for row in rows)
+        if len(set(sizes.values())) > 1:
+            raise RunFailedError(f"{name}: panels count alike only with equally many episodes, and have {dict(sizes)}")
         seconds = round(time.monotonic() - began, 1)
         return Outcome(found, 0, seconds, self.commit, self.code, rows=task_rows(rows))

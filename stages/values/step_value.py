@@ -166,7 +166,7 @@ def fit(
     counts = [count for path in paths for count in path.rollouts]
     model.start_at(torch.tensor(shares, device=device), torch.tensor(counts, device=device))
     model.train()
-    model.backbone.requires_grad_(params.trains == "all")
+    held = [parameter for parameter in model.backbone.parameters() if parameter.requires_grad] if params.trains == "head" else []
 
     def loss(run: Sequence[ValuePath]) -> Tensor:
         item = _collate(run)
@@ -174,9 +174,15 @@ def fit(
         return (model.head.loss(logits, item.targets.to(device)) * item.weights.to(device)).sum()
 
     key = (seed, "value_epoch")
-    report = fitting.fit(model, paths, loss, lambda path: sum(path.rollouts), params, micro_tokens, *key, on_step=on_step)
+    for parameter in held:
+        parameter.requires_grad_(False)
+    try:
+        report = fitting.fit(model, paths, loss, lambda path: sum(path.rollouts), params, micro_tokens, *key, on_step=on_step)
+    finally:
+        for parameter in held:
+            parameter.requires_grad_(True)
     report.clamped = float(model.head.outside(torch.tensor(shares)).float().mean())
-    model.eval().requires_grad_(True)
+    model.eval()
     return report
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -71,6 +72,39 @@ def test_backward_pass_keeps_no_logits() -> None:
     # Within a chunk autograd keeps its logits, as usual; the last two are what outlives the chunks.
     assert kept[-2:] == [(TOKENS, WIDTH)] * 2
     assert (TOKENS, VOCABULARY) not in kept
+
+
+def test_logits_of_a_chunk_are_dropped_before_the_next() -> None:
+    alive: list[weakref.ref[Tensor]] = []
+
+    def watched(logits: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
+        assert not [one for one in alive if one() is not None]
+        alive.append(weakref.ref(logits))
+        return read(logits, targets)
+
+    hidden = torch.randn(TOKENS, WIDTH, requires_grad=True)
+    values = through_head(make_model(False), hidden, watched, torch.arange(TOKENS), chunk=3)
+    assert len(alive) == 3
+    total(values).backward()
+
+
+def test_gradient_of_another_tensor_is_refused_not_lost() -> None:
+    hidden, weights = (torch.randn(TOKENS, WIDTH, requires_grad=True) for _ in range(2))
+    with pytest.raises(ValueError, match="only the hidden states get a gradient"):
+        frozen_head(lambda piece, along: ((piece * along).sum(-1),), 3, hidden, weights)
+
+
+def test_states_in_bfloat16_get_the_gradient_of_float32() -> None:
+    """Contract: it is rounded once."""
+    model, targets, found = make_model(False), torch.arange(TOKENS), []
+    states = torch.randn(TOKENS, WIDTH, generator=torch.Generator().manual_seed(1)).bfloat16()
+    for precision in (torch.float32, torch.bfloat16):
+        hidden = states.to(precision).requires_grad_()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            values = through_head(model, hidden, read, targets, chunk=3)
+        total(values).backward()
+        found.append(hidden.grad)
+    assert torch.equal(found[0].bfloat16(), found[1])
 
 
 def test_rows_without_masked_tokens_have_no_gradient(tiny_policy: Any) -> None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
+import pytest
+import torch
+
+from stages.agent.policy import load_policy
+from stages.annotation.derived import value_head
 from stages.annotation.leaf_values import episode_paths, fit_leaf_model
 from stages.annotation.settings import Annotate
+from stages.values.step_value import StepValueModel
 
 
 def row(rewards: list[float], starts: list[int], inherited: int = 0) -> dict:
@@ -24,6 +30,20 @@ def test_leaf_targets_are_rewards_to_go() -> None:
     discounted = Annotate(backup="discounted_max", gamma=0.5)
     assert episode_paths(episodes[:1], discounted)[0].returns == [0.5 + 0.25 * 0.25, 0.5 * 0.25, 0.25]
     assert episode_paths(episodes[:1], Annotate(gamma=0.5, labels={"q": "best"}))[0].returns == first.returns
+
+
+def test_the_policy_s_own_weights_stay_as_they_are(tiny_policy: Path) -> None:
+    """Contract: with backbone: policy, the head alone learns, and what was trainable before is so after."""
+    policy = load_policy(tiny_policy).model
+    before = {name: value.clone() for name, value in policy.state_dict().items()}
+    params = Annotate(expansion={"kind": "eager"}, labels={"q": "tree"}, evaluation={"kind": "value_model"})
+    model = StepValueModel(policy.base_model, value_head(params))
+    head = model.output.weight.clone()
+    paths = episode_paths([row([0.5, 0.0, 0.25], [3, 8, 13]), row([0.0, 0.0, 1.0], [3, 8, 13])], params)
+    fit_leaf_model(model, paths, params, 0, 64)
+    assert not torch.equal(model.output.weight, head)
+    assert all(torch.equal(value, before[name]) for name, value in policy.state_dict().items())
+    assert all(parameter.requires_grad for parameter in policy.parameters())
 
 
 def test_returns_outside_the_head_are_rejected() -> None:

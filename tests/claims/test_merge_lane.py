@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from stages.claims.checks import check_experiment
+from stages.claims.checks import check_environments, check_experiment
 from stages.claims.experiment import Experiment, run_values, start_values
 from stages.claims.plan import planned_runs
 from stages.claims.runner import ExperimentRunner
 from stages.evaluation.panels import EVALUATION_SCHEMA
-from stages.records.episode import read_rows, write_table
-from stages.runtime.workspace import EvaluationWorkspace
+from stages.records.episode import write_table
+from stages.runtime.validation import ParamsError
+from stages.runtime.workspace import EvaluationWorkspace, RunFailedError
 
 MERGES: dict[str, Any] = {
     **{"method": "m", "paper": "p", "switch": "s", "family": "merging", "lane": "merge", "environment": "textworld+search"},
@@ -37,10 +38,69 @@ def test_arms_differ_in_the_merge_alone() -> None:
     assert plus["domains"] == ["textworld", "search"]
     assert sorted(plus["per_domain"]) == ["search", "textworld"]
     assert plus["per_domain"]["search"]["rl"] == {"steps": 3, "group_size": 2}
+    assert plus["per_domain"]["textworld"]["rl"] == {}
     assert [values["evaluate"]["models"] for values in (plus, linear, sft)] == [["merged"], ["merged"], ["sft"]]
     assert (plus["merge"], linear["merge"]) == ({"weights": {}}, {"weights": {}, "method": "linear"})
     assert (plus["seed"], plus["rl"]["seed"]) == (3, 5)
     assert start_values(plus) == start_values(linear) != start_values(run_values(one, "linear", 6, PARAMS))
+
+
+def test_shared_sections_hold_for_every_domain() -> None:
+    """Contract: they take precedence over params.yaml's per_domain; a domain's own seed would be that of all runs."""
+    shared = {"rl": {"steps": 7, "seed": 5}, "per_domain": {"search": {"rl": {"steps": 9}}}}
+    values = run_values(Experiment.model_validate({**MERGES, "shared": shared}), "linear", 4, PARAMS)
+    assert values["rl"]["seed"] == 4
+    assert values["per_domain"]["textworld"]["rl"] == {"steps": 7}
+    assert values["per_domain"]["search"]["rl"] == {"steps": 9, "group_size": 2}
+    assert PARAMS["per_domain"]["search"]["rl"] == {"steps": 50, "group_size": 2}, "the input is not modified"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"arms": {"ram_plus": {"rl": {"learning_rate": 0.1}}, "linear": {}}}, "differ in rl, per_domain"),
+        ({"environment": "textworld+nosuch"}, "nosuch"),
+        ({"measured": ["history.entropy.mean"]}, r"measures panels, not history\.entropy\.mean"),
+        ({"shared": {"evaluate": {"models": ["merged", "sft"]}}}, "arm ram_plus: evaluate.models must name one model"),
+    ],
+)
+def test_what_no_run_could_do_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises((ParamsError, ValueError), match=message):
+        check_environments(check_experiment(Experiment.model_validate({**MERGES, **changes}), PARAMS, "x.yaml"), "x.yaml")
+
+
+def test_the_sft_policy_is_the_same_for_all_seeds() -> None:
+    one = Experiment.model_validate(MERGES)
+    assert [run.name for run in planned_runs(one, PARAMS, seeds=range(2))] == [
+        *("ram_plus/0", "linear/0", "sft/0"),
+        *("ram_plus/1", "linear/1"),
+    ]
+
+
+def test_specialists_hang_on_the_resources_that_change_results() -> None:
+    one = Experiment.model_validate(MERGES)
+    usual, workers, precise = (
+        start_values(run_values(one, "linear", 0, {**PARAMS, "resources": {**PARAMS["resources"], **changes}}))
+        for changes in ({}, {"workers": 9}, {"precision": "bfloat16"})
+    )
+    assert usual == workers != precise
+
+
+def test_the_start_trains_every_specialist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def python(workspace: EvaluationWorkspace, arguments: list[str], threads: int) -> None:
+        made.extend(arguments[3:])
+        (workspace.folder / ".dvc").mkdir(parents=True)
+
+    monkeypatch.setattr(EvaluationWorkspace, "python", python)
+    monkeypatch.setattr(ExperimentRunner, "folder", tmp_path)
+    for name in ("_check_out", "_link_model"):
+        monkeypatch.setattr(ExperimentRunner, name, lambda *arguments: None)
+    values = run_values(Experiment.model_validate(MERGES), "linear", 0, {**PARAMS, "model": {"path": "data/base"}})
+    start = ExperimentRunner(tmp_path, "c" * 40, program="merge").start(values)
+    assert made == ["repro", "rl@textworld", "rl@search"]
+    assert start.folder.name.startswith("start-textworld+search-")
 
 
 def test_a_merge_setting_repeats_the_runs_of_its_arm() -> None:
@@ -78,29 +138,41 @@ class MadeRunner(ExperimentRunner):
         return EvaluationWorkspace(self.root / "start")
 
 
-def test_success_is_the_mean_over_domains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Contract: panels of equal number of tasks count alike; clusters of different domains are different."""
+def made_rows(workspace: EvaluationWorkspace, domains: list[str]) -> None:
+    """An evaluation with one task of each of `domains`, of which search alone succeeds."""
+    found = {domain: {"success": {"mean": mean}} for domain, mean in (("textworld", 0.25), ("search", 0.75))}
+    (workspace.folder / "reports").mkdir()
+    (workspace.folder / "reports/evaluation.json").write_text(json.dumps({"models": {"merged": found}}))
+    blank = {field.name: None for field in EVALUATION_SCHEMA}
+    rows = [
+        {**blank, **ROW, "domain": domain, "task_id": f"{domain}-1", "attempt": place, "success": domain == "search"}
+        for place, domain in enumerate(domains)
+    ]
+    write_table(workspace.folder / "data/evaluation/rows.parquet", EVALUATION_SCHEMA, rows)
+
+
+@pytest.mark.parametrize(("arm", "stages"), [("linear", ["stages.merge", "stages.evaluate"]), ("sft", ["stages.evaluate"])])
+def test_success_is_the_mean_over_domains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arm: str, stages: list[str]) -> None:
+    """Contract: tasks and clusters of different domains are different; where nothing merged plays, nothing is merged."""
     ran: list[str] = []
 
     def python(workspace: EvaluationWorkspace, arguments: list[str], threads: int) -> None:
         ran.extend(command[0] for command in json.loads(arguments[2]))
-        found = {domain: {"success": {"mean": mean}} for domain, mean in (("textworld", 0.25), ("search", 0.75))}
-        (workspace.folder / "reports").mkdir()
-        (workspace.folder / "reports/evaluation.json").write_text(json.dumps({"models": {"merged": found}}))
-        blank = {field.name: None for field in EVALUATION_SCHEMA}
-        rows = [
-            {**blank, **ROW, "domain": domain, "task_id": f"{domain}-1", "success": domain == "search"}
-            for domain in ("textworld", "search")
-        ]
-        write_table(workspace.folder / "data/evaluation/rows.parquet", EVALUATION_SCHEMA, rows)
-        assert len(read_rows(workspace.folder / "data/evaluation/rows.parquet")) == 2
+        made_rows(workspace, ["textworld", "search"])
 
     monkeypatch.setattr(EvaluationWorkspace, "python", python)
-    runner = MadeRunner(tmp_path, "c" * 40, program="merge")
-    outcome = runner.merge_and_evaluate(
-        "one", run_values(Experiment.model_validate(MERGES), "linear", 0, PARAMS), ["panel.success"]
-    )
-    assert ran == ["stages.merge", "stages.evaluate"]
+    values = run_values(Experiment.model_validate(MERGES), arm, 0, PARAMS)
+    outcome = MadeRunner(tmp_path, "c" * 40, program="merge").merge_and_evaluate("one", values, ["panel.success"])
+    assert ran == stages
     assert outcome.metrics == {"panel.success": 0.5}
     assert [(row["cluster"], row["successes"]) for row in outcome.rows] == [("search:test-1", 1), ("textworld:test-1", 0)]
+    assert [row["task_id"] for row in outcome.rows] == ["search:search-1", "textworld:textworld-1"]
     assert outcome.environment_steps == 0
+
+
+def test_panels_of_unequal_size_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: verdicts pool tasks, so that the mean over domains would be another number."""
+    monkeypatch.setattr(EvaluationWorkspace, "python", lambda of, *others: made_rows(of, ["textworld", "search", "search"]))
+    values = run_values(Experiment.model_validate(MERGES), "sft", 0, PARAMS)
+    with pytest.raises(RunFailedError, match=r"'textworld': 1, 'search': 2"):
+        MadeRunner(tmp_path, "c" * 40, program="merge").merge_and_evaluate("one", values, ["panel.success"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -235,17 +236,28 @@ def test_products_compute_what_the_fused_kernel_does(kv_heads: int, causal: bool
     torch.testing.assert_close(by_products(queries, keys, values, visible, 0.3), expected, atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["qwen3", "gemma3"])
-def test_states_in_bfloat16_are_those_of_the_dense_pass(name: str) -> None:
+def test_states_in_bfloat16_are_those_of_the_dense_pass(name: str, weights: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: under autocast and with bfloat16 weights, by products on a CPU."""
+    called: list[torch.dtype] = []
+
+    def products(queries: torch.Tensor, *others: Any) -> torch.Tensor:
+        called.append(queries.dtype)
+        return by_products(queries, *others)
+
+    monkeypatch.setattr("stages.training.common.shared_prefixes.by_products", products)
     model = make(name).to(DEVICE)
     micro = take(with_equal_turns(make_batch(model.config.vocab_size)), range(9), DEVICE)
     with torch.no_grad():
         exact = predicting_states(model, micro.token_ids, micro.mask)
+        model.to(weights)
         with torch.autocast(DEVICE.split(":")[0], dtype=torch.bfloat16):
             dense = predicting_states(model, micro.token_ids, micro.mask)
             found = sharing_states(model, micro.token_ids, micro.mask)
     error, usual = ((states.float() - exact).norm() / exact.norm() for states in (found, dense))
     assert 1e-3 < float(error) < 1.5 * float(usual)
+    assert set(called) == ({torch.bfloat16} if DEVICE == "cpu" else set())
 
 
 def test_prefixes_are_shared_only_with_attention_known_here():
@@ -257,6 +269,9 @@ def test_prefixes_are_shared_only_with_attention_known_here():
     assert can_share(fake(layer_types=["full_attention"] * 2))
     assert not can_share(fake(layer_types=["full_attention", "linear_attention"]))
     assert not can_share(fake(sliding_window=128))
+    assert not can_share(fake(sliding_window=128, model_type="llama")), "which ignores it"
+    assert can_share(fake(sliding_window=128, model_type="mistral"))
+    assert not can_share(fake(sliding_window=128, model_type="gemma3_text", use_bidirectional_attention=True))
     assert not can_share(fake(recomputed=True))
     assert not can_share(fake(kv_lora_rank=16))
     own_attention = fake()

@@ -22,7 +22,7 @@ LANES = {
     "rl": "no environment steps: all arms learn from the same offline episodes",
     "annotate": "no RL: each seed has its own SFT policy and trees, and the SFT policy plays the panel",
     "designs": "no training: searches are replayed on a table of every design's score, and intervals are over searches",
-    "merge": "the same specialists for all arms of a seed, which are trained from one SFT policy",
+    "merge": "the same specialists for all arms of a seed, whose training from one SFT policy is not in the times",
     "labels": "no training: labels and pairs of search trees are compared with exact values",
 }
 """What a run is, for experiments without a budget of environment steps."""

@@ -7,9 +7,9 @@ rows: a row's own queries attend to the keys and values of all its tokens, where
 gradients of the rows that share a token.
 
 It computes the same function as the dense pass (`stages.agent.logprobs.predicting_states`), to float rounding, for any model with
-full attention, and for those of `stages.engine.decoder` also in layers with a sliding window: the model's own forward pass runs
-with an attention function that knows the layout. For the decoder's plain families, this module calls the layers itself, and the
-last layer computes queries only for tokens that predict a policy token.
+full attention, and for those of WINDOWED also in layers with a sliding window: the model's own forward pass runs with an
+attention function that knows the layout. For the decoder's plain families, this module calls the layers itself, and the last
+layer computes queries only for tokens that predict a policy token.
 """
 
 from __future__ import annotations
@@ -28,12 +28,17 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
 from stages.engine.architectures import LAYER_TYPES, windows
-from stages.engine.decoder import FAMILIES, LEAN, hooked, rms_norm
+from stages.engine.decoder import FAMILIES, hooked, rms_norm
 from stages.training.common.recompute import recomputes
 
 ATTENTION = "shared_prefixes"
 SPREAD = 1.5
 """Rows attend together if the longest has at most this many times the own tokens of the shortest."""
+WINDOWED = ("mistral", "qwen2", "qwen3", "smollm3", "gemma3_text")
+"""Model types whose windows are known here. Others with windows also give their attention sinks (gpt-oss) or soft caps (Gemma 2),
+or ignore the key (Llama)."""
+PRODUCTS = 1 << 25
+"""Most attention weights of a part that `by_products` computes, since it keeps them for the backward pass: 6 bytes each."""
 READ = 4
 """Upper bound of attention's padded tokens in a micro-batch, as a multiple of the tokens that layers compute."""
 
@@ -239,8 +244,10 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, parts: Sequence[Part],
             for states in (keys, values)
         ]
         blocks = padded.view(rows, width, heads, head_dim).transpose(1, 2)
-        if queries.dtype == torch.bfloat16 and queries.device.type == "cpu":
-            output = by_products(blocks, *keys_values, part.visible, head_dim**-0.5 if scaling is None else scaling)
+        small = rows * heads * width * longest <= PRODUCTS
+        if values.dtype == torch.bfloat16 and values.device.type == "cpu" and small:
+            cast = (states.to(values.dtype) for states in (blocks, *keys_values))  # under autocast some are in float32
+            output = by_products(*cast, part.visible, head_dim**-0.5 if scaling is None else scaling)
         else:
             output = functional.scaled_dot_product_attention(
                 *(blocks, *keys_values),
@@ -254,8 +261,9 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, parts: Sequence[Part],
 
 
 def by_products(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor | None, scaling: float) -> Tensor:
-    """Attention output [n, heads, Q, head_dim] by two matrix products. On a CPU, PyTorch's fused kernel takes twice as long in
-    bfloat16."""
+    """Attention output [n, heads, Q, head_dim] by two matrix products: queries of that shape, keys and values
+    [n, kv_heads, K, head_dim], visible [n or 1, 1, Q, K] bool, None: causal. On a CPU, PyTorch's fused kernel takes twice as long
+    in bfloat16; but it keeps no attention weights for the backward pass."""
     (rows, heads, width, head_dim), kv_heads, longest = queries.shape, keys.shape[1], keys.shape[2]
     if visible is None:
         visible = torch.ones(width, longest, dtype=torch.bool, device=queries.device).tril()
@@ -275,14 +283,15 @@ AttentionMaskInterface.register(ATTENTION, _no_mask)
 
 def can_share(model: Any) -> bool:
     """Whether the model attends through transformers' attention interface, not compressed (latent), without gradient
-    checkpointing, and in full, or, if it is one of the decoder's, in a sliding window."""
+    checkpointing, to earlier tokens only, and in full or, if it is one of WINDOWED, in a sliding window."""
     config = model.config
     if not getattr(model, "_supports_attention_backend", True) or getattr(config, "kv_lora_rank", None):
         return False
+    if getattr(config, "use_bidirectional_attention", None) or recomputes(model):
+        return False
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     full = kinds == {"full_attention"} and not getattr(config, "sliding_window", None)
-    # Other models with windows also give their attention sinks (gpt-oss) or soft caps (Gemma 2).
-    return (full or (kinds <= LAYER_TYPES and getattr(config, "model_type", None) in LEAN)) and not recomputes(model)
+    return full or (kinds <= LAYER_TYPES and getattr(config, "model_type", None) in WINDOWED)
 
 
 def sharing_states(model: Any, token_ids: Tensor, mask: Tensor) -> Tensor:

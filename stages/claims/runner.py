@@ -196,9 +196,7 @@ class ExperimentRunner:
 
     def release(self, name: str) -> None:
         """Remove what the run of this name left, whose outcome is stored."""
-        workspace = EvaluationWorkspace(self.folder / name)
-        if workspace.folder.exists():
-            workspace.remove()
+        EvaluationWorkspace(self.folder / name).remove()
 
     def _shared_workspace(self, common: Mapping[str, Any]) -> EvaluationWorkspace:
         """The workspace that all runs of a program of MODULES share."""

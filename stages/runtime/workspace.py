@@ -82,10 +82,12 @@ class EvaluationWorkspace:
             unfinished.folder.rename(self.folder)
 
     def remove(self) -> None:
-        """Delete the workspace; a kill halfway leaves nothing under its name."""
+        """Delete the workspace if it exists, and what a kill halfway through an earlier removal left; nothing is left under its
+        name."""
         done = self.folder.with_name(f"{self.folder.name}.done")
         shutil.rmtree(done, ignore_errors=True)
-        shutil.rmtree(self.folder.rename(done))
+        if self.folder.exists():
+            shutil.rmtree(self.folder.rename(done))
 
     def check_out(self, root: Path, commit: str, paths: Sequence[str]) -> None:
         """Fill it with `paths` of a commit of the repository `root`, as a DVC project that shares the repository's cache."""

@@ -377,6 +377,9 @@ def test_run_without_a_required_metric_fails(tmp_path: Path, monkeypatch: pytest
     assert (runner.folder / "one").exists(), "until its outcome is stored"
     runner.release("one")
     assert not (runner.folder / "one").exists()
+    (runner.folder / "one.done").mkdir()  # of a session that was killed while it removed the workspace
+    runner.release("one")
+    assert not list(runner.folder.iterdir())
     with pytest.raises(RunFailedError, match=r"no metric 'report\.recovered\.accuracy'"):
         runner.train_and_evaluate("other", values, metrics, required=metrics)
 

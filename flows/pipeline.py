@@ -13,6 +13,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
 from flows.checkout import run_lock
@@ -43,6 +44,8 @@ _HINT = re.compile(
     r"^(Use `dvc push`|To track the changes with git|To enable auto staging|\tgit add |\tdvc config core.autostage)"
 )
 """What DVC advises after each stage."""
+TIMES_WEIGHTS = 13
+"""Memory that a training stage takes, as a multiple of its base model's files: measured with Gemma 3 270M and two workers."""
 _EXIT_CODE = re.compile(r"^ERROR: failed to reproduce '[^']+': failed to run: .*, exited with (-?\d+)$")
 
 
@@ -167,9 +170,13 @@ def gpu_stages(root: Path = ROOT) -> frozenset[str]:
     return frozenset(name for name, entry in _stages(root).items() if "resources.device" in entry.get("params", []))
 
 
-def concurrent_stages() -> int:
-    """Two items at a time: while one starts, ends or waits for its slowest process, the other has the cores. One on one core."""
-    return min(2, available_cores())
+def concurrent_stages(root: Path = ROOT) -> int:
+    """Two items at a time: while one starts, ends or waits for its slowest process, the other has the cores. One on one core, and
+    where memory may not hold two (TIMES_WEIGHTS)."""
+    path = str((read_params(root).get("model") or {}).get("path", "")) if (root / "params.yaml").exists() else ""
+    weights = sum(file.stat().st_size for file in (root / path).glob("*.safetensors")) if path else 0
+    crowded = path.startswith("hub:") or 2 * TIMES_WEIGHTS * weights > psutil.virtual_memory().total
+    return 1 if crowded else min(2, available_cores())
 
 
 def _resources(root: Path) -> dict[str, Any]:
@@ -259,19 +266,14 @@ def main() -> int:
         prog="python -m flows.pipeline",
         description="Bring the pipeline up to date; stages that need nothing of each other run side by side.",
     )
-    parser.add_argument(
-        "--jobs", type=int, default=concurrent_stages(), metavar="N", help="stages at a time (default: %(default)s)"
-    )
+    parser.add_argument("--jobs", type=int, metavar="N", help="stages at a time (default: two, if cores and memory allow)")
     options = parser.parse_args()
     try:
         with run_lock(ROOT):
             refresh_packages()
-            needs = outdated()
-            print(
-                f"lifecycle: {len(needs)} stages to run, {options.jobs} at a time" if needs else "lifecycle: up to date",
-                flush=True,
-            )
-            run_items(needs, jobs=options.jobs)
+            needs, jobs = outdated(), options.jobs or concurrent_stages()
+            print(f"lifecycle: {len(needs)} stages to run, {jobs} at a time" if needs else "lifecycle: up to date", flush=True)
+            run_items(needs, jobs=jobs)
     except StageFailedError as error:
         print(f"lifecycle: {error}", file=sys.stderr)
         return BAD_PARAMETERS if error.bad_parameters else 1

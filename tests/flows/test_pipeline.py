@@ -9,6 +9,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -23,6 +24,7 @@ from flows.pipeline import (
     ROOT,
     StageFailedError,
     StageResult,
+    concurrent_stages,
     gpu_stages,
     item_graph,
     outdated,
@@ -33,6 +35,27 @@ from flows.pipeline import (
     up_to,
 )
 from flows.schedule import run_graph
+
+
+@pytest.mark.parametrize(
+    ("path", "weights", "memory", "stages"),
+    [
+        ("model", 1 << 20, 64 << 20, 2),
+        ("model", 1 << 20, 16 << 20, 1),
+        ("hub:org/name", 0, 1 << 40, 1),
+        ("missing", 0, 64 << 20, 2),
+    ],
+)
+def test_stages_run_side_by_side_where_memory_holds_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, weights: int, memory: int, stages: int
+) -> None:
+    """Contract: two stages of 13 times the model's size each must fit; the size of a hub model is not known."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model.safetensors").write_bytes(bytes(weights))
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump({"model": {"path": path}}))
+    monkeypatch.setattr("flows.pipeline.available_cores", lambda: 4)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=memory))
+    assert concurrent_stages(tmp_path) == stages
 
 
 def test_stage_graph_comes_from_dvc_yaml(project: Path) -> None:

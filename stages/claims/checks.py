@@ -7,7 +7,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from stages.claims.experiment import Experiment, arm_values, run_values, start_values
+from stages.claims.arms import arm_values, run_values, start_values
+from stages.claims.experiment import Experiment
 from stages.control.problems import PROBLEMS
 from stages.designs.settings import parse_search
 from stages.params import Params, check_domains, parse_params

@@ -7,20 +7,16 @@ the same tasks and start from the same SFT policy.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from stages.algorithms.registry import composition
-from stages.algorithms.settings import Rl
 from stages.claims.sequential import Kind, alphas
 from stages.control.problems import PROBLEMS
 from stages.evaluation.statistics import StatisticsError
-from stages.records.sections import deep_merge, params_hash
+from stages.records.sections import params_hash
 from stages.runtime.validation import Count, ParamsError, Section, explain
 
 FOLDER = Path("reports/claims")
@@ -31,16 +27,9 @@ SHARES = frozenset(
     {"success", "accepted", "difficulty", "pass_at_k", "solutions_differ", "win_rate", "area", "best", "found", "regret"}
 )
 """Second components of metrics that are shares."""
-BEFORE_RL = ("seed", "domains", "model", "curate", "sft", "rollout", "annotate")
-"""Sections that shape the start of rl, beside the environment's settings."""
-AFTER_RL = ("resources", "merge", "evaluate", "report")
-"""Sections that shape nothing before the merge, but for RESOURCES."""
-RESOURCES = ("device", "precision", "tokens_per_batch")
-"""Keys of section resources that change results."""
 UNTRAINED = frozenset({"base", "sft"})
 """Models that no seed of rl changes."""
 _TEXT = ("tradeoff", "family", "method", "paper", "switch", "untuned", "ungated", "learnt")
-_PER_DOMAIN = ("curate", "rollout", "annotate", "rl")
 
 
 Metric = Annotated[str, Field(pattern=r"^(panel|history|report|sft|annotate|utilities|labels|offline|control|designs)\.[\w.]+$")]
@@ -336,83 +325,3 @@ def load_experiment(path: Path) -> Experiment:
 def slugs(root: Path) -> list[str]:
     """Names of all experiments, sorted."""
     return sorted(path.stem for path in (root / FOLDER).glob("*.yaml") if path.name != "dvc.yaml")
-
-
-def _flattened(values: Mapping[str, Any], domain: str) -> dict[str, Any]:
-    """`values` with `per_domain` merged into the sections, so that later overrides always take effect."""
-    flat = dict(values)
-    own = dict(flat.get("per_domain", {}).get(domain, {}))
-    for name in _PER_DOMAIN:
-        flat[name] = deep_merge(flat.get(name) or {}, own.get(name) or {})
-        own[name] = {}
-    flat["per_domain"] = {domain: own}
-    return flat
-
-
-def _spread(overrides: Mapping[str, Any], domains: Sequence[str]) -> dict[str, Any]:
-    """`overrides` with their sections repeated in `per_domain` of every domain, where they take precedence over params.yaml's,
-    and the overrides' own `per_domain` over them."""
-    sections = {name: overrides[name] for name in _PER_DOMAIN if name in overrides}
-    own = overrides.get("per_domain", {})
-    return {**overrides, "per_domain": {name: deep_merge(sections, own.get(name, {})) for name in domains}}
-
-
-def _seedless(own: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of one domain without a seed of rl."""
-    return {**own, "rl": {name: value for name, value in own.get("rl", {}).items() if name != "seed"}}
-
-
-def arm_values(experiment: Experiment, arm: str, params: Mapping[str, Any]) -> dict[str, Any]:
-    """params.yaml of the arm, without the seed (`run_values`). The experiment's overrides take precedence over `per_domain`.
-
-    `params`: params.yaml with its defaults.
-    """
-    if experiment.lane == "control":
-        return deep_merge(experiment.shared, experiment.arms[arm])
-    values = {**params, "domains": experiment.domains, "merge": {**params.get("merge", {}), "weights": {}}}
-    if experiment.lane == "merge":
-        values["per_domain"] = {name: params["per_domain"].get(name, {}) for name in experiment.domains}
-        for overrides in (experiment.shared, experiment.arms[arm]):
-            values = deep_merge(values, _spread(overrides, experiment.domains))
-        # The run's seed holds for all.
-        values["per_domain"] = {name: _seedless(own) for name, own in values["per_domain"].items()}
-    else:
-        domain = experiment.environment
-        values = _flattened(values, domain)
-        for overrides in (experiment.shared, experiment.arms[arm]):
-            values = _flattened(deep_merge(values, overrides), domain)
-    values["evaluate"] = {**values.get("evaluate", {}), "models": experiment.models(arm)}
-    rl = values["rl"]
-    if experiment.budget is None or composition(rl.get("algorithm", Rl.model_fields["algorithm"].default)).data != "episodes":
-        return values
-    budget = experiment.budget.environment_steps
-    if not any("steps" in overrides.get("rl", {}) for overrides in (experiment.shared, experiment.arms[arm])):
-        # Enough steps to reach the budget, as an episode has at least one turn.
-        rl["steps"] = math.ceil(budget / (rl.get("tasks_per_step", 16) * rl.get("group_size", 8)))
-    rl["environment_steps"] = budget
-    return values
-
-
-def common_values(experiment: Experiment, params: Mapping[str, Any]) -> dict[str, Any]:
-    """params.yaml of the start that all arms of lanes labels and designs share."""
-    bare = experiment.model_copy(update={"arms": {"": {}}})
-    return arm_values(bare, "", params)
-
-
-def run_values(
-    experiment: Experiment, arm: str, seed: int, params: Mapping[str, Any], tuned: float | None = None
-) -> dict[str, Any]:
-    """params.yaml of one run. `tuned`: the arm's value of `tune.key`; None: as its overrides have it."""
-    values = arm_values(experiment, arm, params)
-    if tuned is not None and experiment.tune is not None:
-        values = deep_merge(values, nested(experiment.tune.key, tuned))
-    return deep_merge(values, experiment.seeded(seed))
-
-
-def start_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of `values` that shapes the start of rl; with several domains, that of the merge."""
-    if len(values["domains"]) > 1:
-        used = {name: values.get("resources", {}).get(name) for name in RESOURCES}
-        return {**{name: value for name, value in values.items() if name not in AFTER_RL}, "resources": used}
-    domain = values["domains"][0]
-    return {**{name: values.get(name) for name in BEFORE_RL}, "environment": values["per_domain"][domain].get("environment")}

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from stages.claims.arms import RESOURCES, run_values
 from stages.claims.design_metrics import METRICS as DESIGN_METRICS
-from stages.claims.experiment import RESOURCES, Experiment, digest, run_values
+from stages.claims.experiment import Experiment, digest
 from stages.claims.label_metrics import METRICS, WORLDS
 from stages.control.problems import PROBLEMS
 from stages.designs.settings import parse_search

@@ -23,8 +23,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from stages.claims.arms import start_values
 from stages.claims.code import MODULES, code_of
-from stages.claims.experiment import UNTRAINED, digest, start_values
+from stages.claims.experiment import UNTRAINED, digest
 from stages.claims.plan import Outcome
 from stages.claims.rows import curve_rows, steps_to_success, task_rows, window_mean
 from stages.control.problems import PROBLEMS

@@ -12,9 +12,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from stages.claims.arms import common_values, run_values
 from stages.claims.code import MODULES
 from stages.claims.cost import cost_of
-from stages.claims.experiment import Experiment, common_values, run_values, slugs
+from stages.claims.experiment import Experiment, slugs
 from stages.claims.gates import judge_gate
 from stages.claims.judging import is_open, looks_of, write
 from stages.claims.plan import Outcome, Run, metrics_of, planned_runs

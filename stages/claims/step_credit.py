@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stages.claims.experiment import FOLDER, load_experiment, run_values
+from stages.claims.arms import run_values
+from stages.claims.experiment import FOLDER, load_experiment
 from stages.claims.label_metrics import correlation
 from stages.claims.runner import ExperimentRunner, clean_commit
 from stages.params import Params, load_params, parse_params

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stages.claims.experiment import Experiment, digest, run_values
+from stages.claims.arms import run_values
+from stages.claims.experiment import Experiment, digest
 from stages.claims.plan import Outcome, Run, shaping
 from stages.claims.results import Results
 from stages.curation.settings import Curate

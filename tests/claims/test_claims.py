@@ -15,17 +15,9 @@ from pydantic import ValidationError
 
 from stages.algorithms.registry import names
 from stages.claims import __main__ as stage
+from stages.claims.arms import arm_values, run_values, start_values
 from stages.claims.checks import check_environments, check_experiment
-from stages.claims.experiment import (
-    FOLDER,
-    Experiment,
-    arm_values,
-    digest,
-    load_experiment,
-    run_values,
-    slugs,
-    start_values,
-)
+from stages.claims.experiment import FOLDER, Experiment, digest, load_experiment, slugs
 from stages.claims.judging import report
 from stages.claims.judging import write as write_results
 from stages.claims.plan import Outcome, metrics_of, planned_runs, required_of, shaping

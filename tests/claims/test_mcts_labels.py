@@ -11,8 +11,9 @@ import yaml
 
 from stages.annotation.settings import Annotate
 from stages.claims import mcts_labels
+from stages.claims.arms import arm_values, common_values, run_values
 from stages.claims.checks import check_experiment
-from stages.claims.experiment import FOLDER, Experiment, arm_values, common_values, load_experiment, run_values
+from stages.claims.experiment import FOLDER, Experiment, load_experiment
 from stages.claims.known_tree import ARMS, value
 from stages.claims.label_metrics import METRICS, WORLDS, first_error_accuracy, rank_correlation, score_labels
 from stages.claims.plan import metrics_of

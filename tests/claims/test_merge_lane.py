@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from stages.claims.arms import run_values, start_values
 from stages.claims.checks import check_environments, check_experiment
-from stages.claims.experiment import Experiment, run_values, start_values
+from stages.claims.experiment import Experiment
 from stages.claims.plan import planned_runs
 from stages.claims.runner import ExperimentRunner
 from stages.evaluation.panels import EVALUATION_SCHEMA

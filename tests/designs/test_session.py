@@ -20,9 +20,10 @@ from stages.agent.chat import Chat
 from stages.agent.model_names import model_names
 from stages.agent.policy import load_policy, save_policy
 from stages.claims import design_search
+from stages.claims.arms import common_values, run_values
 from stages.claims.checks import check_experiment
 from stages.claims.design_metrics import METRICS
-from stages.claims.experiment import FOLDER, common_values, load_experiment, run_values
+from stages.claims.experiment import FOLDER, load_experiment
 from stages.claims.plan import metrics_of, planned_runs
 from stages.claims.runner import ExperimentRunner
 from stages.curation.panel import make_panel, write_panel

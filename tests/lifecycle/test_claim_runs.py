@@ -9,7 +9,8 @@ import pytest
 import yaml
 from checkout import Checkout
 
-from stages.claims.experiment import Experiment, run_values
+from stages.claims.arms import run_values
+from stages.claims.experiment import Experiment
 from stages.claims.results import Results
 from stages.claims.runner import ExperimentRunner, clean_commit
 from stages.claims.session import Session

@@ -39,7 +39,7 @@ def _spread(overrides: Mapping[str, Any], domains: Sequence[str]) -> dict[str, A
     return {**overrides, "per_domain": {name: deep_merge(sections, own.get(name, {})) for name in domains}}
 
 
-def _seedless(own: Mapping[str, Any]) -> dict[str, Any]:
+def _without_seed(own: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of one domain without a seed of rl."""
     return {**own, "rl": {name: value for name, value in own.get("rl", {}).items() if name != "seed"}}
 
@@ -57,7 +57,7 @@ def arm_values(experiment: Experiment, arm: str, params: Mapping[str, Any]) -> d
         for overrides in (experiment.shared, experiment.arms[arm]):
             values = deep_merge(values, _spread(overrides, experiment.domains))
         # The run's seed holds for all.
-        values["per_domain"] = {name: _seedless(own) for name, own in values["per_domain"].items()}
+        values["per_domain"] = {name: _without_seed(own) for name, own in values["per_domain"].items()}
     else:
         domain = experiment.environment
         values = _flattened(values, domain)

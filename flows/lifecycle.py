@@ -69,7 +69,10 @@ class Settings(BaseModel):
         ge=1,
         le=64,
         title="Stages side by side",
-        description="Stages, such as rl@search, that run at a time where none needs another; empty: two, or one where cores or memory do not allow two.",
+        description=(
+            "Stages, such as rl@search, that run at a time where none needs another; empty: two, or one where cores or memory do "
+            "not allow two."
+        ),
     )
     retries: int = Field(
         default=2, ge=0, le=10, title="Retries", description="How often a failed stage is retried; bad parameters are not."

@@ -1,5 +1,5 @@
-"""The documents' blocks `benchmarks` (table and figure), `gpu` (`benchmarks.large`) and `speed` (four numbers), and
-docs/figures/benchmarks.svg.
+"""The documents' blocks `benchmarks` (table and figure), `gpu` (`benchmarks.large`), `gpu-run`
+(`benchmarks.gpu_run`) and `speed` (four numbers), docs/figures/benchmarks.svg and docs/figures/gpu-run.svg.
 
 `python -m benchmarks.documents` writes them from reports/benchmarks; `--check` writes nothing and fails if one is out of date.
 """
@@ -14,12 +14,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import gpu_run
 from benchmarks.figure import WORKERS, draw
 from stages.reporting.generated_blocks import filled, link, markdown_table, write_or_check
 from stages.reporting.style import drawing, to_svg
 
 COMMAND = "python -m benchmarks.documents"
 FIGURE = Path("docs/figures/benchmarks.svg")
+RUN_FIGURE = Path("docs/figures/gpu-run.svg")
 RAW = Path("reports/benchmarks/raw.json")
 LARGE = Path("reports/benchmarks/large.json")
 SHOWN = {
@@ -158,6 +160,12 @@ def figure(raw: Mapping[str, Any]) -> str:
         return to_svg(draw(in_order(raw["scenarios"]), tables), "benchmarks", TITLE, standalone=True).text
 
 
+def run_figure(run: Mapping[str, Any]) -> str:
+    with drawing():
+        title = f"Success per step of reinforcement learning, {run['device']}"
+        return to_svg(gpu_run.figure(run), "gpu-run", title, standalone=True).text
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog=COMMAND, description="Write the documents' benchmarks.")
     parser.add_argument("--check", action="store_true", help="write nothing; fail if something is out of date")
@@ -168,9 +176,11 @@ def main() -> int:
         return 1
     raw = json.loads((root / RAW).read_text(encoding="utf-8"))
     large = json.loads((root / LARGE).read_text(encoding="utf-8"))
+    run = json.loads((root / gpu_run.KEPT).read_text(encoding="utf-8"))
     blocks = {
         "benchmarks": lambda document: block(raw, document),
         "gpu": lambda document: on_gpu(large),
+        "gpu-run": lambda document: gpu_run.block(run),
         "speed": lambda document: speed(raw),
     }
     try:
@@ -178,7 +188,7 @@ def main() -> int:
     except ValueError as error:
         print(f"documents: {error}", file=sys.stderr)
         return 1
-    return write_or_check(root, {**files, FIGURE: figure(raw)}, check, COMMAND)
+    return write_or_check(root, {**files, FIGURE: figure(raw), RUN_FIGURE: run_figure(run)}, check, COMMAND)
 
 
 if __name__ == "__main__":

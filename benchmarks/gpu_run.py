@@ -1,0 +1,127 @@
+"""`python -m benchmarks.gpu_run FOLDER`: keeps what the stages recorded of themselves in FOLDER, a checkout in which they ran on
+a GPU, as reports/benchmarks/gpu_run.json. `python -m benchmarks.documents` writes the block `gpu-run` and docs/figures/gpu-run.svg
+from it."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scipy import stats
+
+from stages.reporting.figures.curves import rl_panel
+from stages.reporting.generated_blocks import markdown_table
+from stages.runtime.command import command
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+KEPT = Path("reports/benchmarks/gpu_run.json")
+CURVE = ("step", "success", "kl", "turns", "policy_tokens", "episodes")
+"""Columns of rl's history that are kept."""
+TRAINING = ("training", "training.forward", "training.backward", "training.optimiser")
+
+
+def stage(cost: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds by what they went to, tokens and the GPU's peak memory in bytes, of one stage."""
+    spans = cost["spans"]
+    return {
+        "seconds": cost["seconds"],
+        "start": spans["start"],
+        "engine": spans.get("engine", 0.0),
+        "training": math.fsum(spans.get(name, 0.0) for name in TRAINING),
+        "sampled_tokens": cost["counts"].get("sampled_tokens", 0),
+        "fed_tokens": cost["counts"].get("fed_tokens", 0),
+        "peak_gpu_bytes": cost["peak_gpu_bytes"],
+    }
+
+
+def curve(path: Path) -> dict[str, list[float]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    return {name: [float(row[name]) for row in rows] for name in CURVE}
+
+
+def collected(folder: Path) -> dict[str, Any]:
+    """What is kept of a run. Raises FileNotFoundError if no stage that ran on a GPU is recorded in `folder`."""
+    costs = {path.stem: json.loads(path.read_text("utf-8")) for path in sorted((folder / ".bellwether/costs").glob("*.json"))}
+    costs = {name: cost for name, cost in costs.items() if cost["peak_gpu_bytes"] and cost["done"]}
+    if not costs:
+        raise FileNotFoundError(f"{folder}/.bellwether/costs records no stage that ran on a GPU; run one there first")
+    rl = {}
+    for path in sorted((folder / "reports/rl").glob("*_history.csv")):
+        domain = path.name.removesuffix("_history.csv")
+        if f"rl@{domain}" in costs:
+            summary = json.loads((folder / f"reports/rl/{domain}.json").read_text("utf-8"))
+            apart = {name: summary[name] for name in ("mean_logprob_difference", "max_logprob_difference") if name in summary}
+            rl[domain] = {"algorithm": summary["algorithm"], **apart, "history": curve(path)}
+    device = sorted({cost["machine"] for cost in costs.values()})
+    return {"device": ", ".join(device), "stages": {name: stage(cost) for name, cost in costs.items()}, "rl": rl}
+
+
+def gain(success: Sequence[float]) -> tuple[float, float, float, float, float]:
+    """(mean of the first third of the steps, of the last third, their difference, low, high). The 95 % interval is Welch's, with
+    steps as units, since each plays other tasks."""
+    third = len(success) // 3
+    first, last = success[:third], success[-third:]
+    interval = stats.ttest_ind(last, first, equal_var=False).confidence_interval(0.95)
+    before, after = statistics.fmean(first), statistics.fmean(last)
+    return before, after, after - before, float(interval.low), float(interval.high)
+
+
+def block(kept: Mapping[str, Any]) -> str:
+    """A table of the stages, and a line per domain of rl."""
+    lines = []
+    for name, of in kept["stages"].items():
+        rate = f"{of['sampled_tokens'] / of['engine']:,.0f}" if of["engine"] else ""
+        seconds = (f"{of[key]:.0f}" if of[key] else "" for key in ("seconds", "start", "engine", "training"))
+        lines.append((f"`{name}`", *seconds, rate, f"{of['peak_gpu_bytes'] / 2**30:.1f} GiB"))
+    heads = ("stage", "seconds", "start", "playing", "training", "sampled tokens/s", "peak GPU memory")
+    parts = [markdown_table(heads, lines, "lrrrrrr"), f"{kept['device']}."]
+    for domain, of in kept["rl"].items():
+        success = of["history"]["success"]
+        before, after, difference, low, high = gain(success)
+        episodes = f"{of['history']['episodes'][0]:.0f}"
+        line = (
+            f"- `rl@{domain}`, {of['algorithm']}, {len(success)} steps of {episodes} episodes: success on training tasks "
+            f"{100 * before:.1f} % in the first {len(success) // 3} steps, {100 * after:.1f} % in the last; {100 * difference:+.1f} points "
+            f"(95 % CI {100 * low:+.1f} to {100 * high:+.1f}, steps as units)."
+        )
+        if "mean_logprob_difference" in of:
+            line += (
+                f" Log-probs of the engine and of training differ by {of['mean_logprob_difference']:.4f} on average, "
+                f"{of['max_logprob_difference']:.2f} at most."
+            )
+        parts.append(line)
+    return "\n\n".join(parts)
+
+
+def figure(kept: Mapping[str, Any]) -> Figure:
+    """Success per step of rl, a line per domain."""
+    histories = {domain: of["history"] for domain, of in kept["rl"].items()}
+    return rl_panel(histories, list(histories), "success", "Success on training tasks")
+
+
+@command
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_run", description=__doc__)
+    parser.add_argument("folder", type=Path, help="a checkout in which stages ran on a GPU")
+    try:
+        kept = collected(parser.parse_args().folder)
+    except FileNotFoundError as error:
+        print(f"gpu_run: {error}", file=sys.stderr)
+        return 1
+    KEPT.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    print(f"gpu_run: wrote {KEPT}; now run python -m benchmarks.documents")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

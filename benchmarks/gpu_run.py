@@ -1,6 +1,8 @@
-"""`python -m benchmarks.gpu_run FOLDER`: keeps what the stages recorded of themselves in FOLDER, a checkout in which they ran on
-a GPU, as reports/benchmarks/gpu_run.json. `python -m benchmarks.documents` writes the block `gpu-run` and docs/figures/gpu-run.svg
-from it."""
+"""What a run's stages recorded of themselves on a GPU.
+
+`python -m benchmarks.gpu_run FOLDER` keeps it from FOLDER, the checkout in which they ran, as reports/benchmarks/gpu_run.json;
+`python -m benchmarks.documents` writes the block `gpu-run` and docs/figures/gpu-run.svg from it.
+"""
 
 from __future__ import annotations
 
@@ -91,8 +93,8 @@ def block(kept: Mapping[str, Any]) -> str:
         episodes = f"{of['history']['episodes'][0]:.0f}"
         line = (
             f"- `rl@{domain}`, {of['algorithm']}, {len(success)} steps of {episodes} episodes: success on training tasks "
-            f"{100 * before:.1f} % in the first {len(success) // 3} steps, {100 * after:.1f} % in the last; {100 * difference:+.1f} points "
-            f"(95 % CI {100 * low:+.1f} to {100 * high:+.1f}, steps as units)."
+            f"{100 * before:.1f} % in the first {len(success) // 3} steps, {100 * after:.1f} % in the last; "
+            f"{100 * difference:+.1f} points (95 % CI {100 * low:+.1f} to {100 * high:+.1f}, steps as units)."
         )
         if "mean_logprob_difference" in of:
             line += (

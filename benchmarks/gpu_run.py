@@ -7,9 +7,7 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import json
-import math
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -20,7 +18,10 @@ from scipy import stats
 
 from stages.reporting.figures.curves import rl_panel
 from stages.reporting.generated_blocks import markdown_table
+from stages.reporting.inputs import optional_json, read_history
 from stages.runtime.command import command
+from stages.runtime.costs import FOLDER, Cost, read_cost
+from stages.runtime.speed import in_order, part_seconds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,43 +29,32 @@ if TYPE_CHECKING:
 KEPT = Path("reports/benchmarks/gpu_run.json")
 CURVE = ("step", "success", "kl", "turns", "policy_tokens", "episodes")
 """Columns of rl's history that are kept."""
-TRAINING = ("training", "training.forward", "training.backward", "training.optimiser")
+PARTS_SHOWN = ("start", "engine", "training")
+APART = ("mean_logprob_difference", "max_logprob_difference")
+LEAST_STEPS = 6
+"""Of an interval: two steps at either end."""
 
 
-def stage(cost: Mapping[str, Any]) -> dict[str, float]:
+def stage(cost: Cost) -> dict[str, Any]:
     """Seconds by what they went to, tokens and the GPU's peak memory in bytes, of one stage."""
-    spans = cost["spans"]
-    return {
-        "seconds": cost["seconds"],
-        "start": spans["start"],
-        "engine": spans.get("engine", 0.0),
-        "training": math.fsum(spans.get(name, 0.0) for name in TRAINING),
-        "sampled_tokens": cost["counts"].get("sampled_tokens", 0),
-        "fed_tokens": cost["counts"].get("fed_tokens", 0),
-        "peak_gpu_bytes": cost["peak_gpu_bytes"],
-    }
-
-
-def curve(path: Path) -> dict[str, list[float]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    return {name: [float(row[name]) for row in rows] for name in CURVE}
+    kept = {name: getattr(cost, name) for name in ("seconds", "counts", "peak_gpu_bytes")}
+    return {**kept, "parts": part_seconds(cost.spans)}
 
 
 def collected(folder: Path) -> dict[str, Any]:
     """What is kept of a run. Raises FileNotFoundError if no stage that ran on a GPU is recorded in `folder`."""
-    costs = {path.stem: json.loads(path.read_text("utf-8")) for path in sorted((folder / ".bellwether/costs").glob("*.json"))}
-    costs = {name: cost for name, cost in costs.items() if cost["peak_gpu_bytes"] and cost["done"]}
+    read = {path.stem: read_cost(folder, path.stem) for path in (folder / FOLDER).glob("*.json")}
+    costs = {name: cost for name, cost in read.items() if cost and cost.done and cost.peak_gpu_bytes}
     if not costs:
-        raise FileNotFoundError(f"{folder}/.bellwether/costs records no stage that ran on a GPU; run one there first")
+        raise FileNotFoundError(f"{folder / FOLDER} records no stage that ran on a GPU; run one there first")
     rl = {}
-    for path in sorted((folder / "reports/rl").glob("*_history.csv")):
-        domain = path.name.removesuffix("_history.csv")
-        if f"rl@{domain}" in costs:
-            summary = json.loads((folder / f"reports/rl/{domain}.json").read_text("utf-8"))
-            apart = {name: summary[name] for name in ("mean_logprob_difference", "max_logprob_difference") if name in summary}
-            rl[domain] = {"algorithm": summary["algorithm"], **apart, "history": curve(path)}
-    device = sorted({cost["machine"] for cost in costs.values()})
+    for domain in sorted(name.partition("@")[2] for name in costs if name.startswith("rl@")):
+        history = read_history(folder / f"reports/rl/{domain}_history.csv")
+        summary = optional_json(folder / f"reports/rl/{domain}.json")
+        if history and summary:
+            apart = {name: summary[name] for name in APART if name in summary}
+            rl[domain] = {"algorithm": summary["algorithm"], **apart, "history": {name: history[name] for name in CURVE}}
+    device = sorted({cost.machine for cost in costs.values()})
     return {"device": ", ".join(device), "stages": {name: stage(cost) for name, cost in costs.items()}, "rl": rl}
 
 
@@ -81,14 +71,18 @@ def gain(success: Sequence[float]) -> tuple[float, float, float, float, float]:
 def block(kept: Mapping[str, Any]) -> str:
     """A table of the stages, and a line per domain of rl."""
     lines = []
-    for name, of in kept["stages"].items():
-        rate = f"{of['sampled_tokens'] / of['engine']:,.0f}" if of["engine"] else ""
-        seconds = (f"{of[key]:.0f}" if of[key] else "" for key in ("seconds", "start", "engine", "training"))
+    for name in in_order(kept["stages"]):
+        of = kept["stages"][name]
+        parts = of["parts"]
+        rate = f"{of['counts']['sampled_tokens'] / parts['engine']:,.0f}" if parts["engine"] else ""
+        seconds = (f"{value:.0f}" if value else "" for value in (of["seconds"], *(parts[key] for key in PARTS_SHOWN)))
         lines.append((f"`{name}`", *seconds, rate, f"{of['peak_gpu_bytes'] / 2**30:.1f} GiB"))
     heads = ("stage", "seconds", "start", "playing", "training", "sampled tokens/s", "peak GPU memory")
-    parts = [markdown_table(heads, lines, "lrrrrrr"), f"{kept['device']}."]
+    blocks = [markdown_table(heads, lines, "lrrrrrr"), f"{kept['device']}."]
     for domain, of in kept["rl"].items():
         success = of["history"]["success"]
+        if len(success) < LEAST_STEPS:
+            continue
         before, after, difference, low, high = gain(success)
         episodes = f"{of['history']['episodes'][0]:.0f}"
         line = (
@@ -96,13 +90,13 @@ def block(kept: Mapping[str, Any]) -> str:
             f"{100 * before:.1f} % in the first {len(success) // 3} steps, {100 * after:.1f} % in the last; "
             f"{100 * difference:+.1f} points (95 % CI {100 * low:+.1f} to {100 * high:+.1f}, steps as units)."
         )
-        if "mean_logprob_difference" in of:
+        if of.keys() >= set(APART):
             line += (
                 f" Log-probs of the engine and of training differ by {of['mean_logprob_difference']:.4f} on average, "
                 f"{of['max_logprob_difference']:.2f} at most."
             )
-        parts.append(line)
-    return "\n\n".join(parts)
+        blocks.append(line)
+    return "\n\n".join(blocks)
 
 
 def figure(kept: Mapping[str, Any]) -> Figure:

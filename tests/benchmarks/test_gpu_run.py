@@ -12,6 +12,7 @@ from scipy import stats
 from benchmarks import gpu_run
 
 COST = {
+    "inputs": "0123456789abcdef",
     "seconds": 20.0,
     "machine": "a processor, 8 cores, a GPU",
     "peak_gpu_bytes": 3 * 2**30,
@@ -42,7 +43,7 @@ def run_folder(folder: Path) -> Path:
 def test_only_finished_stages_on_a_gpu_are_kept(tmp_path: Path) -> None:
     kept = gpu_run.collected(run_folder(tmp_path))
     assert (list(kept["stages"]), list(kept["rl"])) == (["rl@search"], ["search"])
-    assert kept["stages"]["rl@search"]["training"] == 5.5
+    assert kept["stages"]["rl@search"]["parts"]["training"] == 5.5
     assert kept["rl"]["search"]["history"]["success"] == SUCCESS
     assert kept["device"] == COST["machine"]
 
@@ -68,3 +69,10 @@ def test_block_names_device_speed_and_gain(tmp_path: Path) -> None:
         "9 steps of 64 episodes: success on training tasks 20.0 % in the first 3 steps, 80.0 % in the last; +60.0 points" in text
     )
     assert "differ by 0.0040 on average, 0.20 at most" in text
+
+
+def test_no_gain_is_claimed_of_a_few_steps(tmp_path: Path) -> None:
+    kept = gpu_run.collected(run_folder(tmp_path))
+    history = kept["rl"]["search"]["history"]
+    kept["rl"]["search"]["history"] = {name: values[: gpu_run.LEAST_STEPS - 1] for name, values in history.items()}
+    assert "points" not in gpu_run.block(kept)

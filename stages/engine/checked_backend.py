@@ -13,7 +13,7 @@ import torch
 
 from stages.engine.completion_engine import Backend, TurnRequest, TurnResult
 from stages.engine.engine import EngineError, Pause, Sampling
-from stages.engine.sampling import restrict
+from stages.engine.sampling import distribution
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
 """Largest mean difference in nats, by resources.precision, since kernels and batches differ between back ends. Our choice."""
@@ -23,12 +23,10 @@ TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
 def sampled_logprobs(model: Any, before: tuple[int, ...], drawn: tuple[int, ...], sampling: Sampling) -> list[float]:
     """Log-probability of each token of `drawn` after `before` under the distribution of `sampling`, in float64."""
     ids = torch.tensor([[*before, *drawn]], device=model.device)
-    logits = model(input_ids=ids, use_cache=False).logits[0, len(before) - 1 : -1].double()
-    if sampling.temperature > 0:
-        logits = logits / sampling.temperature
-        rows = torch.ones(len(drawn), device=logits.device)
-        logits = restrict(logits, rows.double() * sampling.top_p, rows.long() * sampling.top_k)
-    return logits.log_softmax(-1).gather(-1, ids[0, len(before) :, None])[:, 0].tolist()
+    logits = model(input_ids=ids, use_cache=False).logits[0, len(before) - 1 : -1]
+    rows = torch.ones(len(drawn), dtype=torch.float64, device=logits.device)
+    settings = (rows * sampling.temperature, rows * sampling.top_p, rows.long() * sampling.top_k)
+    return distribution(logits, *settings).logprobs(ids[0, len(before) :]).tolist()
 
 
 class CheckedBackend:

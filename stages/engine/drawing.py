@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stages import seeding
 from stages.engine.masks import compact, masked
-from stages.engine.sampling import candidate_entropy, distribution, draw_from, kept_tokens
+from stages.engine.sampling import candidate_entropy, distribution
 from stages.engine.slots import SlotTable
 
 
@@ -51,12 +51,12 @@ def draw_rows(logits: Tensor, table: SlotTable, rows: np.ndarray, to_device: Cal
     if any(mask is not None for mask in masks):
         logits, shares, forced = masked(logits, masks, temperature)
         left = shares.cpu().numpy()
-    scaled = distribution(logits, temperature, to_device(table.top_p[rows]), to_device(table.top_k[rows]))
-    ids, logprobs = draw_from(scaled, temperature == 0, to_device(seeding.uniform(table.key[rows], table.count[rows])))
+    drawn_from = distribution(logits, temperature, to_device(table.top_p[rows]), to_device(table.top_k[rows]))
+    ids, logprobs = drawn_from.draw(to_device(seeding.uniform(table.key[rows], table.count[rows])))
     entropies = None
     if (candidates := table.candidates[rows]).any():
         entropies = candidate_entropy(logits, temperature, to_device(candidates)).cpu().numpy()
-    kept = kept_tokens(scaled) if table.keep[rows].any() else None
+    kept = drawn_from.kept() if table.keep[rows].any() else None
     values = logprobs.cpu().numpy()
     if left is not None:
         plain = np.array([mask is not None and not mask.renormalise for mask in masks])

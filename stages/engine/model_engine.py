@@ -22,7 +22,7 @@ from stages.engine.engine import Pause, Sampling, Turn, check_growth, check_leng
 from stages.engine.head import logits_of
 from stages.engine.masks import compact, masked, owners_of
 from stages.engine.own_cache import WAYS, OwnForward, Way
-from stages.engine.sampling import candidate_entropy, distribution, draw_from, kept_tokens
+from stages.engine.sampling import candidate_entropy, distribution
 from stages.engine.self_check import (
     ADVICE,
     FAILURES,
@@ -230,14 +230,14 @@ class ModelEngine:
             draws.left.append(left)
             draws.forced.append(bool(forced[0]))
         top_p = torch.tensor([sampling.top_p], dtype=torch.float64, device=device)
-        scaled = distribution(logits, temperature, top_p, torch.tensor([sampling.top_k], device=device))
+        drawn_from = distribution(logits, temperature, top_p, torch.tensor([sampling.top_k], device=device))
         uniform = seeding.uniform(np.array([session.key], dtype=np.uint64), np.array([len(draws.ids)]))
-        ids, logprobs = draw_from(scaled, temperature == 0, torch.from_numpy(uniform).to(device))
+        ids, logprobs = drawn_from.draw(torch.from_numpy(uniform).to(device))
         if sampling.candidates:
             wanted = torch.tensor([sampling.candidates], device=device)
             draws.entropies.append(float(candidate_entropy(logits, temperature, wanted)))
         if sampling.kept and (sampling.restricted or (mask is not None and mask.renormalise)):
-            kept = kept_tokens(scaled)[0]
+            kept = drawn_from.kept()[0]
             draws.kept.append(tuple((kept if mask is None else compact(kept, logits.shape[-1])).tolist()))
         draws.ids.append(int(ids))
         draws.logprobs.append(float(logprobs) + (left if mask is not None and not mask.renormalise else 0.0))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stages import seeding
-from stages.engine.sampling import draw
+from stages.engine.sampling import distribution, draw
 
 
 def reference(logits, temperature, top_p, top_k, uniform):
@@ -114,3 +114,27 @@ def test_draw_of_a_row_is_independent_of_other_rows():
     part_ids, part_logs = draw(logits[4:], one[4:], one[4:], none[4:], uniforms[4:])
     assert torch.equal(part_ids, ids[4:])
     assert torch.equal(part_logs, logs[4:])
+
+
+@pytest.mark.parametrize("spread", [0.0, 1.0, 8.0])
+@pytest.mark.parametrize(("top_p", "top_k"), [(0.95, 0), (0.3, 0), (1.0, 40), (0.9, 40), (0.9, 5000)])
+def test_support_is_that_of_sorting_the_whole_vocabulary(spread, top_p, top_k):
+    """The candidates that are sorted include the support, also of flat and of tied distributions; -inf is never in it."""
+    generator = torch.Generator().manual_seed(1)
+    logits = (spread * torch.randn(3, 5000, generator=generator)).to(torch.bfloat16)  # many ties
+    logits[:, ::7] = float("-inf")
+    rows = torch.ones(3, dtype=torch.float64)
+    kept = distribution(logits, rows, top_p * rows, top_k * rows.long()).kept()
+    for row, found in zip(logits.double(), kept, strict=True):
+        values, order = torch.sort(row, descending=True, stable=True)
+        share = values[: top_k or None].softmax(0)
+        count = int((share.cumsum(0) < top_p - 1e-12).sum()) + 1 if top_p < 1 else int((share > 0).sum())
+        assert found.tolist() == sorted(order[:count].tolist())
+
+
+def test_logprobs_are_those_of_the_support():
+    """Probabilities 0.5, 0.3, 0.2: top-p 0.7 leaves 0.625 and 0.375, and nothing of the third."""
+    logits = torch.tensor([[math.log(0.5), math.log(0.3), math.log(0.2)]]).expand(3, -1)
+    one = torch.ones(3, dtype=torch.float64)
+    found = distribution(logits, one, 0.7 * one, 0 * one.long()).logprobs(torch.tensor([0, 1, 2])).tolist()
+    assert found == pytest.approx([math.log(0.625), math.log(0.375), -math.inf], abs=1e-6)

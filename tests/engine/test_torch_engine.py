@@ -385,7 +385,7 @@ def test_drawing_a_large_vocabulary_in_parts_changes_no_bit(model, monkeypatch):
     """Contract: turns, entropies and kept tokens are the same whatever number of rows is drawn at once."""
     found = []
     for most in (1 << 24, 3 * model.config.vocab_size, 1):
-        monkeypatch.setattr(torch_engine, "DRAWN_LOGITS", most)
+        monkeypatch.setitem(torch_engine.DRAWN_LOGITS, "cpu", most)
         engine = engine_of(model, slots=8)
         for name in range(7):
             settings = {"candidates": 5} if name % 3 == 0 else {"top_k": 4, "kept": True} if name % 3 == 1 else {}

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 from stages.agent.frozen_head import frozen_head, in_chunks, is_frozen
+from stages.agent.upcast_linear import upcast_linear
 from stages.engine.head import finished_logits
 
 CHUNK, CHUNK_LOGITS = 8192, 1 << 26
@@ -89,12 +89,11 @@ def through_head(
 
 
 def _at_least_float32(layer: Any, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    """`layer` with inputs of `dtype` and weights of lower precision converted to float32; the weights once."""
+    """`layer`, in at least float32, with inputs of `dtype` and weights of that or lower precision."""
     wanted = torch.promote_types(dtype, torch.float32)
     if all(parameter.dtype == wanted for parameter in layer.parameters()):
         return lambda inputs: layer(inputs.to(wanted))
-    weights = {name: parameter.to(wanted) for name, parameter in layer.named_parameters()}
-    return lambda inputs: functional_call(layer, weights, (inputs.to(wanted),))
+    return lambda inputs: upcast_linear(inputs.to(wanted), layer.weight, layer.bias)
 
 
 def only_kept(logits: Tensor, kept: Tensor) -> Tensor:

@@ -1,0 +1,35 @@
+"""stages.agent.upcast_linear: a frozen layer of lower precision in float32."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+from stages.agent.upcast_linear import SLICE, upcast_linear
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_slices_equal_a_converted_copy(with_bias):
+    """Values and gradients are those of the layer with all its weights in float32, also where the last slice is shorter."""
+    generator = torch.Generator().manual_seed(0)
+    outputs = 2 * SLICE["cpu"] + 3
+    weight = torch.randn(outputs, 16, generator=generator).to(torch.bfloat16)
+    bias = torch.randn(outputs, generator=generator).to(torch.bfloat16) if with_bias else None
+    inputs = torch.randn(2, 3, 16, generator=generator)
+    found, expected = inputs.clone().requires_grad_(), inputs.clone().requires_grad_()
+    ours = upcast_linear(found, weight, bias)
+    theirs = functional.linear(expected, weight.float(), None if bias is None else bias.float())
+    assert ours.shape == (2, 3, outputs)
+    assert torch.allclose(ours, theirs, rtol=1e-6, atol=1e-5)
+    slope = torch.randn(2, 3, outputs, generator=generator)
+    ours.backward(slope)
+    theirs.backward(slope)
+    assert found.grad is not None
+    assert torch.allclose(found.grad, expected.grad, rtol=1e-5, atol=1e-3)
+
+
+def test_trained_weights_are_refused():
+    weight = torch.zeros(4, 2, dtype=torch.bfloat16, requires_grad=True)
+    with pytest.raises(ValueError, match="load the model in float32"):
+        upcast_linear(torch.zeros(1, 2, requires_grad=True), weight, None)

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 OWN_ATTENTION = ("gpt_neo",)
-"""Model types that bypass the attention interface and are patched in `stages.engine.decoder`."""
+"""Model types that bypass the attention interface and are patched in `stages.engine.forward`."""
 PLAIN = ("llama",)
 """Model types whose config.json suffices here, which avoids importing transformers' configurations (seconds)."""
 SERVED = "Llama, Mistral, Mixtral, Qwen 2 and 3, SmolLM3, Gemma 3 (text), Phi-3, Starcoder2, GPT-2 and GPT-Neo"

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from stages.engine.cache import SlotCache, View
-from stages.engine.decoder import Forward, LeanForward, Pass, StockForward, serves
+from stages.engine.decoder import LeanForward, serves
+from stages.engine.forward import Forward, Pass, StockForward
 
 WARM_UPS = 3
 """Runs before a capture, as PyTorch requires: libraries allocate workspaces in them."""

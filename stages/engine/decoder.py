@@ -8,17 +8,17 @@ architectures run through the model itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stages.engine.cache import ATTENTION, SlotCache, View, attend, reading
+from stages.engine.cache import SlotCache, attend
+from stages.engine.forward import Part, Pass
+from stages.engine.low_rank import LowRank, base, is_plain, low_rank
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Model types whose layers consist of RMS norm, rotary attention and a gated SiLU MLP, and nothing else."""
@@ -34,114 +34,9 @@ STATIC_ROTARY = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings whose angles depend only on the position."""
 
 
-@dataclass(frozen=True)
-class Part:
-    """Rows of a pass that attend together: n rows with at most Q new tokens each."""
-
-    rows: Tensor | slice
-    """Rows of the cache, [n] or a slice (which avoids a copy)."""
-    views: tuple[View, ...]
-    """One for layers of each kind (`SlotCache.kinds`)."""
-    start: int
-    stop: int
-    """Range of the rows' tokens in the pass's [T]."""
-    place: Tensor | None = None
-    """[stop - start] index of each token in the flattened [n, Q]. None: one token per row, in order."""
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(n, Q)."""
-        mask = self.views[0].mask
-        return mask.shape[0], mask.shape[2]
-
-
-@dataclass(frozen=True)
-class Pass:
-    """T new tokens of some rows, without padding; only attention separates rows."""
-
-    ids: Tensor
-    """[T] token ids."""
-    targets: Tensor
-    """[T] rows of the cache that keys and values are written to."""
-    positions: Tensor
-    """[T] positions in these rows."""
-    parts: list[Part]
-    """Tokens after those of the last part are padding."""
-    ends: Tensor | None = None
-    """[n] indices of the output tokens: one for each row of each part, then padding. The last layer computes only these. None:
-    all tokens."""
-
-
-class Forward(Protocol):
-    """The model's layers over a `SlotCache`."""
-
-    def __call__(self, batch: Pass) -> Tensor:
-        """Hidden states [n, D] of the pass's output tokens, after the final norm."""
-        ...
-
-    def refresh(self) -> None:
-        """Update copies of the model's weights, which may have changed."""
-        ...
-
-
-class StockForward:
-    """The Hugging Face model's own layers, with attention that reads the slot cache in place."""
-
-    def __init__(self, model: Any, cache: SlotCache) -> None:
-        self.model, self.cache = model, cache
-
-    def refresh(self) -> None:
-        return None
-
-    def __call__(self, batch: Pass) -> Tensor:
-        config = self.model.config
-        original = config._attn_implementation
-        config._attn_implementation = ATTENTION
-        try:
-            with reading(self.cache), patched_attention(self.model, self.cache):
-                hidden = torch.cat([self._part(batch, part) for part in batch.parts])
-        finally:
-            config._attn_implementation = original
-        return hidden if batch.ends is None else hidden[batch.ends]
-
-    def _part(self, batch: Pass, part: Part) -> Tensor:
-        """Hidden states of a part's tokens, which the model needs padded."""
-        (rows, queries), own = part.shape, slice(part.start, part.stop)
-        place = torch.arange(rows, device=batch.ids.device) if part.place is None else part.place
-        ids, positions = (
-            batch.ids.new_zeros(rows * queries).index_copy(0, place, of[own]) for of in (batch.ids, batch.positions)
-        )
-        self.cache.aim(batch.targets[own], batch.positions[own])
-        self.cache.look(part.rows, part.views, place)
-        output = self.model.base_model(
-            input_ids=ids.view(rows, queries),
-            attention_mask=part.views[0].mask,  # not used by `grouped_attention`; passed so that the model builds none
-            position_ids=positions.view(rows, queries),
-            past_key_values=self.cache,
-            use_cache=True,
-        )
-        return output.last_hidden_state.flatten(0, 1)[place]
-
-
-@contextmanager
-def patched_attention(model: Any, cache: SlotCache) -> Iterator[None]:
-    """Make GPT-Neo's layers, which bypass transformers' attention interface, attend with the cache's masks."""
-    modules = [block.attn.attention for block in model.base_model.h] if model.config.model_type == "gpt_neo" else []
-
-    def attention(layer: int, query: Tensor, key: Tensor, value: Tensor, mask: object) -> tuple[Tensor, None]:
-        return attend(query.float(), key.float(), value.float(), cache.mask(layer)).to(value.dtype), None
-
-    for module in modules:
-        module._attn = partial(attention, module.layer_id)
-    try:
-        yield
-    finally:
-        for module in modules:
-            del module._attn
-
-
 def serves(model: Any) -> bool:
-    """Whether `LeanForward` supports `model`: a known family, plain linear layers, rotary angles over entire heads."""
+    """Whether `LeanForward` supports `model`: a known family, linear layers, with LoRA or not, rotary angles over entire
+    heads."""
     config, decoder = model.config, model.base_model
     if config.model_type not in LEAN or _activation(config) not in ACTIVATIONS:
         return False
@@ -157,7 +52,7 @@ def serves(model: Any) -> bool:
         *(getattr(layer.self_attn, f"{name}_proj") for layer in decoder.layers for name in "qkvo"),
         *(getattr(layer.mlp, f"{name}_proj") for layer in decoder.layers for name in ("gate", "up", "down")),
     ]
-    return all(type(module) is nn.Linear for module in linear) and not hooked(decoder)
+    return all(is_plain(module) for module in linear) and not hooked(decoder)
 
 
 def hooked(module: nn.Module) -> bool:
@@ -207,6 +102,8 @@ class LeanForward:
         self._norms = [_norms(layer) for layer in layers]
         self._projections: list[tuple[Tensor, Tensor | None]] = []
         self._head_norms: list[Tensor | None] = []
+        self._low: list[tuple[LowRank | None, ...]] = []
+        """Of each layer's adapters: for queries, keys and values, for attention's output, for gate and up, and for down."""
         self.refresh()
 
     def _angles_of(self, kind: str | None) -> Tensor:
@@ -224,14 +121,19 @@ class LeanForward:
         with torch.no_grad():
             for index, layer in enumerate(self.model.base_model.layers):
                 projection, norms = self._joined(layer.self_attn), self._joined_norms(layer.self_attn)
+                low = self._joined_low_rank(layer)
                 if index == len(self._projections):
                     self._projections.append(projection)
                     self._head_norms.append(norms)
+                    self._low.append(low)
                     continue
                 # In place, since CUDA graphs refer to the tensors by address.
                 for old, new in zip((*self._projections[index], self._head_norms[index]), (*projection, norms), strict=True):
                     if old is not None and new is not None:
                         old.copy_(new)
+                for before, after in zip(self._low[index], low, strict=True):
+                    if before is not None and after is not None:
+                        before.copy_(after)
 
     def _interleave(self, rows: Tensor) -> Tensor:
         """rows [heads * head_dim, ...] with the halves of each head interleaved."""
@@ -241,11 +143,23 @@ class LeanForward:
         """Weight [(heads + 2 kv_heads) * head_dim, D] and bias of queries, keys and values."""
         # A norm over each head would undo the scale; it is then folded into the norm's weights.
         scale = 1.0 if hasattr(attention, "q_norm") else attention.scaling
-        q, k, v = attention.q_proj, attention.k_proj, attention.v_proj
+        q, k, v = base(attention.q_proj), base(attention.k_proj), base(attention.v_proj)
         weight = torch.cat([self._interleave(q.weight) * scale, self._interleave(k.weight), v.weight])
         if q.bias is None:
             return weight, None
         return weight, torch.cat([self._interleave(q.bias) * scale, self._interleave(k.bias), v.bias])
+
+    def _joined_low_rank(self, layer: Any) -> tuple[LowRank | None, ...]:
+        """See `_low`."""
+        attention, mlp = layer.self_attn, layer.mlp
+        scale = 1.0 if hasattr(attention, "q_norm") else attention.scaling
+        qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
+        return (
+            low_rank(qkv, (lambda b: self._interleave(b) * scale, self._interleave, None)),
+            low_rank([attention.o_proj]),
+            low_rank([mlp.gate_proj, mlp.up_proj]),
+            low_rank([mlp.down_proj]),
+        )
 
     def _joined_norms(self, attention: Any) -> Tensor | None:
         """Weights [heads + kv_heads, head_dim] of the norms over each head's queries and keys, if the family has them."""
@@ -271,18 +185,29 @@ class LeanForward:
                 mixed, hidden = self._attention_of_ends(index, layer.self_attn, normed, angles, batch), hidden[batch.ends]
             else:
                 mixed = self._attention(index, layer.self_attn, normed, angles, batch)
-            hidden = _add_linear(hidden, mixed, layer.self_attn.o_proj, after_attention)
-            normed = rms_norm(hidden, before_mlp)
-            gated = self._activation(layer.mlp.gate_proj(normed)).mul_(layer.mlp.up_proj(normed))
-            hidden = _add_linear(hidden, gated, layer.mlp.down_proj, after_mlp)
+            hidden = _add_linear(hidden, mixed, layer.self_attn.o_proj, after_attention, self._low[index][1])
+            gated = self._gated(index, layer.mlp, rms_norm(hidden, before_mlp))
+            hidden = _add_linear(hidden, gated, layer.mlp.down_proj, after_mlp, self._low[index][3])
         return rms_norm(hidden, decoder.norm)
+
+    def _gated(self, index: int, mlp: Any, normed: Tensor) -> Tensor:
+        """What the MLP's last layer reads, [T, F], for normed hidden states [T, D]."""
+        gate, up = base(mlp.gate_proj)(normed), base(mlp.up_proj)(normed)
+        if (low := self._low[index][2]) is not None:
+            inner, width = normed @ low.a.t(), gate.shape[-1]
+            gate.addmm_(inner, low.b[:width].t())
+            up.addmm_(inner, low.b[width:].t())
+        return self._activation(gate).mul_(up)
 
     def _heads(self, index: int, attention: Any, normed: Tensor, angles: Tensor | None, which: slice) -> Tensor:
         """Heads `which` (queries, then keys, then values) [n, heads, head_dim] for normed hidden states [n, D], rotated
         by `angles` [n, 1, head_dim / 2], if any."""
         weight, bias = self._projections[index]
         rows = slice(which.start * self.head_dim, which.stop * self.head_dim)
-        joined = functional.linear(normed, weight[rows], None if bias is None else bias[rows]).unflatten(-1, (-1, self.head_dim))
+        product = functional.linear(normed, weight[rows], None if bias is None else bias[rows])
+        if (low := self._low[index][0]) is not None:
+            low.add(product, normed, rows)
+        joined = product.unflatten(-1, (-1, self.head_dim))
         turning = joined[:, : self.rotated - which.start]
         weights = self._head_norms[index]
         if weights is not None:
@@ -363,12 +288,15 @@ def _norms(layer: Any) -> tuple[Any, Any, Any]:
     return None, layer.post_attention_layernorm, None
 
 
-def _add_linear(residual: Tensor, states: Tensor, module: nn.Linear, norm: Any = None) -> Tensor:
-    """residual + norm(module(states))."""
+def _add_linear(residual: Tensor, states: Tensor, module: Any, norm: Any, low: LowRank | None) -> Tensor:
+    """residual + norm(module(states)); `low`: what the module's adapter adds."""
+    linear = base(module)
+    product = linear(states) if norm is not None else torch.addmm(residual, states, linear.weight.t())
+    if low is not None:
+        low.add(product, states)
     if norm is not None:
-        return residual + rms_norm(module(states), norm)
-    product = torch.addmm(residual, states, module.weight.t())
-    return product if module.bias is None else product.add_(module.bias)
+        return residual + rms_norm(product, norm)
+    return product if linear.bias is None else product.add_(linear.bias)
 
 
 def _rotate(heads: Tensor, angles: Tensor) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from stages.engine.cache import SUM_BLOCK, SlotCache, View
-from stages.engine.decoder import Part, Pass
+from stages.engine.forward import Part, Pass
 from stages.engine.slots import LEAST_ROWS, ROWS, Session, padded, round_up
 
 QUERY_STEP = 8

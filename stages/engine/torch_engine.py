@@ -23,9 +23,9 @@ from torch import Tensor
 from stages.engine.architectures import unserved, unslotted, windows
 from stages.engine.cache import SlotCache
 from stages.engine.cuda_graphs import make_forward
-from stages.engine.decoder import Pass
 from stages.engine.drawing import Drawn, draw_rows, joined
 from stages.engine.engine import Pause, Sampling, Turn, check_growth, check_length, check_prefix, idle
+from stages.engine.forward import Pass
 from stages.engine.head import logits_of
 from stages.engine.passes import LENGTH_STEP, QUERY_STEP, PassBuilder
 from stages.engine.self_check import check_against_model, model_name, warn_of_rows

@@ -23,11 +23,14 @@ from transformers import (
 )
 
 from stages.agent.logprobs import token_logprobs
+from stages.agent.settings import Lora
 from stages.engine.cache import SlotCache
 from stages.engine.cuda_graphs import GraphedForward, make_forward
-from stages.engine.decoder import LeanForward, StockForward, serves
+from stages.engine.decoder import LeanForward, serves
 from stages.engine.engine import Sampling
+from stages.engine.forward import StockForward
 from stages.engine.torch_engine import TorchEngine
+from stages.training.common.adapters import adapted, add_adapters
 
 SHAPE = {
     "vocab_size": 61,
@@ -127,8 +130,10 @@ def test_lean_and_stock_forward_give_same_tokens(family, monkeypatch):
     """Contract: unsupported architectures run through the model itself, with the same tokens."""
     model = randomised(family)
     lean = play(TorchEngine(model, [], slots=4, max_length=96))
-    monkeypatch.setattr("stages.engine.decoder.serves", lambda model: False)
-    stock = play(TorchEngine(model, [], slots=4, max_length=96))
+    monkeypatch.setattr("stages.engine.cuda_graphs.serves", lambda model: False)
+    engine = TorchEngine(model, [], slots=4, max_length=96)
+    assert isinstance(engine._layers, StockForward)
+    stock = play(engine)
     assert [tokens for tokens, _ in lean] == [tokens for tokens, _ in stock]
     for (_, found), (_, expected) in zip(lean, stock, strict=True):
         torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), atol=1e-5, rtol=0)
@@ -160,6 +165,46 @@ def test_changed_weights_apply_after_sessions_close(family):
         for parameter in model.parameters():
             parameter.mul_(1.1)
     assert play(engine) == play(TorchEngine(model, [], slots=4, max_length=96))
+
+
+def with_adapters(family: str, targets: str | list[str]) -> torch.nn.Module:
+    """A model of the family whose adapters change its outputs."""
+    model = randomised(family).cpu()
+    add_adapters(model, Lora(rank=4, alpha=6, targets=targets), 0)
+    with torch.no_grad():
+        for _, layer in adapted(model):
+            layer.lora_B["default"].weight.normal_(0, 0.2)
+    return model.to(DEVICE)
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ["v_proj", "up_proj"], ["q_proj", "o_proj", "down_proj"]])
+@pytest.mark.parametrize("family", ["llama with biases", "gemma3"])
+def test_adapters_run_in_the_specialised_pass(family, targets):
+    """Contract: log-probs are those of peft's layers, also after a training step has changed the factors."""
+    model = with_adapters(family, targets)
+    engine = TorchEngine(model, [], slots=4, max_length=96)
+    assert isinstance(make_forward(model, engine.cache), LeanForward | GraphedForward)
+    for _ in range(2):
+        for tokens, logprobs in play(engine):
+            ids, mask = torch.tensor([tokens], device=DEVICE), torch.zeros(1, len(tokens), dtype=torch.bool, device=DEVICE)
+            mask[0, -len(logprobs) :] = True
+            with torch.no_grad():
+                expected = token_logprobs(model, ids, mask)[mask].cpu()
+            torch.testing.assert_close(torch.tensor(logprobs), expected, atol=1e-5, rtol=0)
+        with torch.no_grad():
+            for _, layer in adapted(model):
+                layer.lora_A["default"].weight.mul_(1.3)
+
+
+def test_adapters_that_are_not_plain_run_through_the_model():
+    model = with_adapters("gemma3", "all-linear")
+    assert serves(model)
+    _, layer = adapted(model)[0]
+    layer.enable_adapters(False)
+    assert not serves(model)
+    layer.enable_adapters(True)
+    layer.lora_dropout["default"] = torch.nn.Dropout(0.1)
+    assert not serves(model)
 
 
 @pytest.mark.parametrize("family", ["smollm3 with windows", "gemma3"])

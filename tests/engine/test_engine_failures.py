@@ -9,8 +9,8 @@ import pytest
 import torch
 from tiny import make_tiny_model
 
-from stages.engine.decoder import Pass
 from stages.engine.engine import Sampling
+from stages.engine.forward import Pass
 from stages.engine.torch_engine import TorchEngine
 
 MAX_LENGTH = 96
@@ -201,7 +201,7 @@ def test_full_session_does_not_write_into_the_next_row(model: Any, lean: bool, m
     """Contract: a session of exactly max_length tokens, the cache's capacity, can be read while others decode, without changing
     their turns, its own cache or its neighbour's."""
     if not lean:
-        monkeypatch.setattr("stages.engine.decoder.serves", lambda model: False)
+        monkeypatch.setattr("stages.engine.cuda_graphs.serves", lambda model: False)
     plain, engine = make_engine(model), make_engine(model)
     assert engine.cache.capacity == MAX_LENGTH
     first, expected = open_sessions(plain, 1), finish(plain)

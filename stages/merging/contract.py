@@ -36,12 +36,14 @@ class MergeParams:
     layers: int = 1
 
 
-def blocks(base: Tensor | None, models: Sequence[Tensor]) -> Iterator[tuple[slice, Tensor | None, list[Tensor]]]:
-    """(entries, base, models) of consecutive blocks of a tensor, flattened; the last has BLOCK to 2 BLOCK - 1 entries, if any."""
+def blocks(
+    base: Tensor | None, models: Sequence[Tensor], size: int = BLOCK
+) -> Iterator[tuple[slice, Tensor | None, list[Tensor]]]:
+    """(entries, base, models) of consecutive blocks of a tensor, flattened; the last has size to 2 size - 1 entries, if any."""
     whole = models[0].numel()
-    starts = range(0, max(whole - BLOCK + 1, 1), BLOCK)
+    starts = range(0, max(whole - size + 1, 1), size)
     for start in starts:
-        own = slice(start, whole if start == starts[-1] else start + BLOCK)
+        own = slice(start, whole if start == starts[-1] else start + size)
         yield own, None if base is None else base.reshape(-1)[own], [model.reshape(-1)[own] for model in models]
 
 

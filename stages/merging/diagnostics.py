@@ -8,7 +8,7 @@ sensitivity to eps.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stages.merging.contract import blocks
 from stages.merging.deltas import task_vectors
 from stages.merging.streaming import Inputs, ProgressFactory, silent
 
 EPS_LADDER = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
+PIECE = 1 << 22
+"""Entries of a tensor that are measured at once: with their temporaries, about 100 MB for three models."""
 _LAYER_GROUP = re.compile(r"(?:^|\.)((?:layers|h|blocks)\.\d+)\.([^.]+)")
 
 
@@ -105,6 +108,13 @@ def _describe_pairs(names: Sequence[str], sums: _Sums, changed: Tensor) -> list[
     return described
 
 
+def _pieces(inputs: Inputs, name: str) -> Iterator[Tensor]:
+    """The task vectors of one tensor, [N, n] float32, n entries at a time."""
+    base, models = inputs.load(name)
+    for _, origin, parts in blocks(base, models, PIECE):
+        yield task_vectors(name, origin, parts)
+
+
 def measure(
     names: Sequence[str], models: Sequence[Path], base: Path, eps: Sequence[float], progress: ProgressFactory = silent
 ) -> dict[str, Any]:
@@ -121,15 +131,14 @@ def measure(
     mergeable = inputs.mergeable()
     with progress("diagnostics", len(mergeable), "tensor") as bar:
         for name in mergeable:
-            origin, others = inputs.load(name)
-            deltas = task_vectors(name, origin, others).reshape(len(models), -1)
-            changed = deltas.abs() > limits
-            count = sums.add(deltas, changed)
-            changed_total += changed.sum(dim=1)
             row = groups.setdefault(layer_group(name), {"entries": 0, "changed": [0] * len(models), "shared": 0})
-            row["entries"] += deltas.shape[1]
-            row["changed"] = [total + int(new) for total, new in zip(row["changed"], changed.sum(dim=1), strict=True)]
-            row["shared"] += int((count >= 2).sum())
+            for deltas in _pieces(inputs, name):
+                changed = deltas.abs() > limits
+                count = sums.add(deltas, changed)
+                changed_total += changed.sum(dim=1)
+                row["entries"] += deltas.shape[1]
+                row["changed"] = [total + int(new) for total, new in zip(row["changed"], changed.sum(dim=1), strict=True)]
+                row["shared"] += int((count >= 2).sum())
             bar.advance()
     inputs.close()
     return {
@@ -157,9 +166,8 @@ def relative_distance(a: Path, b: Path, base: Path) -> float | None:
     inputs = Inputs.open([a, b], base)
     distance = norm = 0.0
     for name in inputs.mergeable():
-        origin, others = inputs.load(name)
-        deltas = task_vectors(name, origin, others)
-        distance += float((deltas[0] - deltas[1]).square().sum(dtype=torch.float64))
-        norm += float(deltas[1].square().sum(dtype=torch.float64))
+        for deltas in _pieces(inputs, name):
+            distance += float((deltas[0] - deltas[1]).square().sum(dtype=torch.float64))
+            norm += float(deltas[1].square().sum(dtype=torch.float64))
     inputs.close()
     return _share(distance**0.5, norm**0.5)

@@ -3,13 +3,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from stages.merging import diagnostics
 from stages.merging.diagnostics import layer_group, measure, relative_distance
 
 from .helpers import write_folder
 
 
-def test_diagnostics_by_hand(tmp_path: Path) -> None:
-    """Contract: changed fractions, overlap, sign agreement, cosine and histogram of three task vectors, by hand."""
+@pytest.mark.parametrize("piece", [diagnostics.PIECE, 1])
+def test_diagnostics_by_hand(tmp_path: Path, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: changed fractions, overlap, sign agreement, cosine and histogram of three task vectors, by hand; the same however
+    large the pieces are that are measured at once."""
+    monkeypatch.setattr(diagnostics, "PIECE", piece)
     first = {"model.layers.0.mlp.w": [0.4, 0.0, 0.2], "lm_head.weight": [0.0, 0.1, 0.0]}
     second = {"model.layers.0.mlp.w": [0.2, 0.6, 0.0], "lm_head.weight": [0.0, -0.3, 0.0]}
     third = {"model.layers.0.mlp.w": [0.0, 0.0, 0.0], "lm_head.weight": [0.0, 0.5, 5e-6]}
@@ -46,8 +50,10 @@ def test_ratios_of_unchanged_model_are_null(tmp_path: Path) -> None:
     assert found["models"]["a"]["unique_fraction"] is None
 
 
-def test_relative_distance(tmp_path: Path) -> None:
+@pytest.mark.parametrize("piece", [diagnostics.PIECE, 1])
+def test_relative_distance(tmp_path: Path, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Contract: |a - b| / |b - base|; null where b is the base."""
+    monkeypatch.setattr(diagnostics, "PIECE", piece)
     values = {"a": [4.0, 0.0], "b": [1.0, 4.0], "base": [1.0, 1.0]}
     paths = {name: write_folder(tmp_path / name, {"w": torch.tensor(value)}) for name, value in values.items()}
     assert relative_distance(paths["a"], paths["b"], paths["base"]) == pytest.approx(5.0 / 3.0)

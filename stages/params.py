@@ -158,7 +158,7 @@ class Params(Section):
         if unknown:
             raise ValueError(
                 f"evaluate.models names {unknown}; there are {', '.join(models)}, each also with "
-                f"{selectors}, {', '.join(f'+{name}' for name in ENVIRONMENTS)}"
+                f"{selectors}, {', '.join(f'+{name}' for name in VARIANTS if name not in SELECTORS)}"
             )
         best_of = next((model for model in self.evaluate.models or [] if model.partition("+")[2] in SELECTORS), None)
         sampling, text = self.evaluate.sampling, self.resources.engine.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,6 +25,9 @@ class EpisodeRequest:
     role: str = ""
     guidance: str = ""
     """A hint at the end of the first message (stages/agent/guidance.py)."""
+    examples: tuple[Mapping[str, str], ...] = ()
+    """Messages of solved tasks before the first message, without guidance. They are tokens of the prompt, and not among the
+    episode's messages."""
 
     @property
     def prompt_key(self) -> str:

@@ -239,6 +239,16 @@ class Chat:
                 encoded.spans.append((start, len(encoded.token_ids)))
         return encoded
 
+    def prompt(self, text: str, guidance: str = "", examples: Sequence[Mapping[str, str]] = ()) -> Encoded:
+        """A conversation that starts with the user message `text`, up to the first assistant turn; see `guided_prompt`. examples:
+        messages of earlier conversations, which belong to the prompt, too."""
+        asked = {"role": "user", "content": text}
+        if not examples:
+            return self.encode([asked], guidance)
+        encoded = Encoded()
+        encoded.append(self.encode([*examples, asked]).token_ids, Owner.PROMPT, -1)
+        return encoded
+
     def encode_demonstration(self, messages: Sequence[Mapping[str, str]], guidance: str = "") -> Encoded:
         """`encode` up to the last assistant turn, as in rollouts. Raises ValueError also if there is no such turn."""
         if len(messages) < 2:

@@ -30,7 +30,9 @@ ENVIRONMENTS: Mapping[str, Mapping[str, Any]] = {
     "gated_search": {"tool_mode": "entropy_gated"},
 }
 """`<model>+<variant>` in evaluate.models: the model plays with these settings of the environment, in domains that have them."""
-VARIANTS = (*SELECTORS, *ENVIRONMENTS)
+FEW_SHOT = "few_shot"
+"""`<model>+few_shot` in evaluate.models: demonstrations of training tasks come before the task (evaluate.examples)."""
+VARIANTS = (*SELECTORS, *ENVIRONMENTS, FEW_SHOT)
 
 
 def model_names(domains: Sequence[str]) -> list[str]:

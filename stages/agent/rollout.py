@@ -160,7 +160,7 @@ class Collector:
             request = play.request
             text, key = opening(request.task.prompt, observation), request.prompt_key
             if key not in self._prompts:
-                prompt = self.chat.encode([{"role": "user", "content": text}], request.guidance)
+                prompt = self.chat.prompt(text, request.guidance, request.examples)
                 self._prompts[key] = (text, prompt)
                 if len(prompt.token_ids) < self.max_length:
                     self._forks[key] = [self.engine.open(prompt.token_ids)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -123,6 +123,8 @@ class Job:
     index: int
     instruction: str = QUESTION
     """What the model is played with (stages/agent/instructions.py)."""
+    examples: tuple[Mapping[str, str], ...] = ()
+    """See `EpisodeRequest.examples`."""
 
     @property
     def name(self) -> str:
@@ -314,7 +316,7 @@ def play(job: Job, settings: Settings) -> Outcome:
     domain = load_domain(job.domain, job.environment)
     labels = Labels(settings.seed, job.policy_hash, job.panel, STREAM)
     tasks = [scaffold.brief(instructed(task, job.instruction)) for task in job.tasks]
-    requests = attempts(tasks, job.attempts * job.draws)
+    requests = [replace(one, examples=job.examples) for one in attempts(tasks, job.attempts * job.draws)]
     with EnvironmentPool(partial(_make, scaffold, domain, job.worlds), settings.environment_processes) as pool:
         engine = engine_of(job, player, settings, domain)
         # All draws of an episode decode at once.

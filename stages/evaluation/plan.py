@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from stages.agent.instructions import QUESTION, read_instruction
-from stages.agent.model_names import ENVIRONMENTS, VARIANTS, model_folder, model_names
+from stages.agent.model_names import ENVIRONMENTS, FEW_SHOT, SELECTORS, VARIANTS, model_folder, model_names
 from stages.curation.panel import Panel
+from stages.evaluation.examples import shortest
 from stages.evaluation.panels import BestOf, Job, jobs_of
 from stages.runtime.stage import StageContext
 
@@ -27,7 +28,7 @@ def model_folders(context: StageContext) -> dict[str, Path]:
 def choosing(context: StageContext, name: str) -> BestOf | None:
     """How the model `name` selects actions with a scorer, if it does."""
     _, plus, by = name.partition("+")
-    return BestOf.of(by, context.params.evaluate, context.data / "models") if plus and by not in ENVIRONMENTS else None
+    return BestOf.of(by, context.params.evaluate, context.data / "models") if plus and by in SELECTORS else None
 
 
 def plan_jobs(
@@ -37,7 +38,7 @@ def plan_jobs(
     from stages.agent.policy import check_folder, policy_hash
     from stages.evaluation.team_episodes import team_hash
 
-    evaluate = context.params.evaluate
+    evaluate, curated = context.params.evaluate, context.data / "curated"
     jobs: dict[str, list[Job]] = {}
     first: dict[str, str] = {}
     for name, folder in folders.items():
@@ -49,7 +50,8 @@ def plan_jobs(
             digest = hashlib.sha256(f"{digest}+{variant}".encode()).hexdigest()[:16]
         own = {domain: text for domain in domains[name] if (text := read_instruction(folder, domain)) != QUESTION}
         digest = team_hash(digest, folder, domains[name])
-        for text in own.values():
+        shown = {domain: shortest(curated / domain, evaluate.examples) for domain in domains[name]} if variant == FEW_SHOT else {}
+        for text in (*own.values(), *shown.values()):
             digest = hashlib.sha256(f"{digest}+{text}".encode()).hexdigest()[:16]
         same = first.setdefault(digest, name)
         if same != name:
@@ -58,8 +60,10 @@ def plan_jobs(
             continue
         of_model = {domain: panels[domain] for domain in domains[name]}
         size = (evaluate.attempts, evaluate.chunk)
-        jobs[name] = jobs_of(folder, digest, of_model, context.data / "curated", *size, best_of)
-        jobs[name] = [replace(job, instruction=own.get(job.domain, QUESTION)) for job in jobs[name]]
+        jobs[name] = [
+            replace(job, instruction=own.get(job.domain, QUESTION), examples=shown.get(job.domain, ()))
+            for job in jobs_of(folder, digest, of_model, curated, *size, best_of)
+        ]
         if variant in ENVIRONMENTS:
             jobs[name] = [replace(job, environment={**job.environment, **ENVIRONMENTS[variant]}) for job in jobs[name]]
     return jobs

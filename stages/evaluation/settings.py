@@ -29,7 +29,10 @@ class Evaluate(Section):
     `<model>+logprob` and `<model>+vote` play the best of `best_of.n` actions that the model draws at each turn; the
     first two on the panels of those domains that have a Q-model or values. `<model>+reward` plays the best of `best_of.n`
     episodes per attempt, by the reward model of a domain that has one. `<model>+closed_book` plays without tools, in domains
-    whose settings have `closed_book`; `<model>+self_search`, `+real_search` and `+gated_search` with that tool_mode."""
+    whose settings have `closed_book`; `<model>+self_search`, `+real_search` and `+gated_search` with that tool_mode.
+    `<model>+few_shot` sees demonstrations first."""
+    examples: Annotated[int, Field(ge=1, le=16)] = 2
+    """+few_shot: conversations before the task, the shortest demonstrations of training tasks."""
     best_of: BestOf = BestOf()
     attempts: Annotated[int, Field(ge=1, le=256)] = 2
     """Per panel task; success is their mean, and pass@k is computed for k up to this."""

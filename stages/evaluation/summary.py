@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from stages.agent.model_names import ENVIRONMENTS
+from stages.agent.model_names import SELECTORS
 from stages.curation.panel import require_same_hash
 from stages.evaluation.statistics import (
     Interval,
@@ -136,7 +136,7 @@ def pairs_to_compare(models: Sequence[str]) -> list[tuple[str, str]]:
     specialists = [name for name in models if name.startswith("rl@") and "+" not in name]
     pairs = [(name, "sft") for name in models if name not in ("sft", "base") and "+" not in name]
     pairs += [(f"{name}+{by}", name) for name, _, by in choosers]
-    pairs += [(f"{name}+{by}", f"{name}+logprob") for name, _, by in choosers if by != "logprob" and by not in ENVIRONMENTS]
+    pairs += [(f"{name}+{by}", f"{name}+logprob") for name, _, by in choosers if by != "logprob" and by in SELECTORS]
     pairs += [(name, "merged") for name in specialists]
     pairs += [("merged", "merged_linear"), ("sft", "base")]
     return [(a, b) for a, b in pairs if a in models and b in models]

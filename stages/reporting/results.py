@@ -9,11 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stages.agent.model_names import CLOSED_BOOK, ENVIRONMENTS
+from stages.agent.model_names import CLOSED_BOOK, ENVIRONMENTS, FEW_SHOT
 from stages.reporting.generated_blocks import markdown_table
 
 NBSP = "\u00a0"
 MODEL_LABELS = {"base": "base model", "sft": "fine-tuned model", "merged": "merged model", "merged_linear": "linear average"}
+HOW = {CLOSED_BOOK: "without tools", FEW_SHOT: "shown examples"}
+"""How a variant of a model plays."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ def model_label(model: str, domain: str) -> str:
     if model == f"rl@{domain}":
         return "specialist"
     model, plus, by = model.partition("+")
-    how = "without tools" if by == CLOSED_BOOK else by.replace("_", " ") if by in ENVIRONMENTS else f"best action by {by}"
+    how = HOW.get(by) or (by.replace("_", " ") if by in ENVIRONMENTS else f"best action by {by}")
     return MODEL_LABELS.get(model, model) + (f", {how}" if plus else "")
 
 

@@ -46,6 +46,14 @@ def test_pieces_concatenate_to_the_rendered_template(chat):
     assert pieces == chat.tokenizer.encode(text, add_special_tokens=False)
 
 
+def test_examples_belong_to_the_prompt(chat):
+    """Contract: the tokens are those of one conversation, all of them the prompt's."""
+    prompt = chat.prompt("find the coin", examples=MESSAGES)
+    assert prompt.token_ids == chat.encode([*MESSAGES, {"role": "user", "content": "find the coin"}]).token_ids
+    assert (set(prompt.owner), set(prompt.turn), prompt.spans) == ({int(Owner.PROMPT)}, {-1}, [])
+    assert chat.prompt("find the coin") == chat.encode([{"role": "user", "content": "find the coin"}])
+
+
 def test_closing_tokens_end_only_an_unfinished_turn(chat):
     assert chat.closing_tokens([7, 8]) == [chat.end_of_turn]
     assert chat.closing_tokens([7, chat.end_of_turn]) == []

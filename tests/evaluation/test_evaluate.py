@@ -15,12 +15,14 @@ import pytest
 import yaml
 
 from stages import evaluate
+from stages.agent.chat import Chat
+from stages.agent.policy import load_policy
 from stages.curation.panel import make_panel, write_panel
 from stages.environments.registry import load_domain
 from stages.evaluation import panels as panels_module
 from stages.evaluation.panels import Settings, play
 from stages.params import parse_params
-from stages.records.episode import read_rows, write_tasks
+from stages.records.episode import Episode, read_rows, read_tasks, write_episodes, write_tasks
 from stages.runtime.shards import Shard
 from stages.runtime.stage import LIBRARIES, StageContext, _run_in_forks
 from stages.runtime.tracker import Tracker
@@ -142,6 +144,41 @@ def test_closed_book_models_play_the_same_panel_without_tools(context: StageCont
     nobody = {**values, "domains": ["search"], "per_domain": {"search": {}}}
     with pytest.raises(ParamsError, match=r"sft\+closed_book plays with closed_book: True, and none of search has"):
         parse_params(nobody)
+
+
+def demonstration(task_id: str, *contents: str) -> Episode:
+    messages = [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(contents)]
+    return Episode(f"{task_id}/0", task_id, "search", task_id, 0, "expert", "", 1.0, 1.0, 0, messages=messages)
+
+
+def test_few_shot_models_see_the_shortest_demonstrations_first(context: StageContext) -> None:
+    """Contract: one of each training task, up to its last action, before the task; the panel is that of the plain model."""
+    folder = context.data / "curated" / "search"
+    tasks = read_tasks(folder / "tasks.parquet")
+    test, train = tasks[0], replace(tasks[0], task_id="search-train", split="train")
+    write_tasks(folder / "tasks.parquet", [*tasks, train])
+    asked = ("find the coin", "look", "a coin", "take coin", "done")
+    shown = [
+        demonstration(test.task_id, "short"),
+        demonstration(train.task_id, *asked),
+        demonstration(train.task_id, *asked, "more"),
+    ]
+    write_episodes(folder / "demonstrations.parquet", shown)
+    values = {**PARAMS, "evaluate": {**PARAMS["evaluate"], "models": ["base", "base+few_shot"], "examples": 1}}
+    evaluate.run(StageContext("evaluate", None, parse_params(values), context.root, Tracker()))
+    chat = Chat(load_policy(context.data / "base").tokenizer)
+    prompts: dict[str, list[int]] = {}
+    for one in read_rows(context.data / "evaluation" / "episodes.parquet"):
+        if one["task_id"] == test.task_id:
+            prompts[one["model"]] = [token for token, turn in zip(one["token_ids"], one["turn"], strict=True) if turn < 0]
+            question = one["messages"][0]
+    assert prompts["base+few_shot"] == chat.encode([*shown[1].messages[:4], question]).token_ids
+    assert prompts["base"] == chat.encode([question]).token_ids
+    rows = read_rows(context.data / "evaluation" / "rows.parquet")
+    assert (len({row["panel"] for row in rows}), len({row["policy_hash"] for row in rows})) == (1, 2)
+    many = parse_params({**values, "evaluate": {**values["evaluate"], "examples": 2}})
+    with pytest.raises(ValueError, match=r"evaluate\.examples is 2, and .* has demonstrations of 1 training tasks"):
+        evaluate.run(StageContext("evaluate", None, many, context.root, Tracker()))
 
 
 @pytest.mark.parametrize("horizon", [{"kind": "fixed", "turns": 1}, {"kind": "scaling_inter", "rounds": [1, 2]}])

@@ -27,7 +27,7 @@ def ours(options: Options, size: str, rows: int, decoded: int) -> Side:
     from stages.engine.engine import Sampling
     from stages.engine.torch_engine import TorchEngine
 
-    model, tokenizer = load(make_model(options, size), "sdpa")
+    model, tokenizer = load(make_model(options, size), "sdpa", options.device, options.precision)
     engine = TorchEngine(model, [], rows, PROMPT + decoded + 8)
     texts = prompts(rows, len(tokenizer))
     sessions: list[int] = []
@@ -57,8 +57,9 @@ def make_cache(config: Any, rows: int, length: int) -> Any:
     class Preallocated(Cache):
         def __init__(self) -> None:
             super().__init__(layers=[])
-            heads, size = config.num_key_value_heads, config.hidden_size // config.num_attention_heads
-            self.data = torch.zeros(config.num_hidden_layers, 2, rows, heads, length, size)
+            heads = config.num_key_value_heads
+            size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+            self.data = torch.zeros(config.num_hidden_layers, 2, rows, heads, length, size, dtype=config.dtype)
             self.start = 0
 
         def update(self, keys: Any, values: Any, layer_idx: int, *_: Any, **__: Any) -> tuple[Any, Any]:
@@ -100,12 +101,12 @@ def limit(model: Any, rows: int, decoded: int, attention: str) -> Side:
     return Side(f"bare loop {attention}", run, before)
 
 
-def measure_size(options: Options, size: str) -> Result:
-    rows, decoded = options.size(64, 4), options.size(DECODED, 4)
+def measure_size(options: Options, size: str, rows: int = 64, decoded: int = DECODED) -> Result:
+    rows, decoded = options.size(rows, 4), options.size(decoded, 4)
     mine = ours(options, size, rows, decoded)
     folder = make_model(options, size)
     candidates = [
-        lambda kernel=kernel: limit(load(folder, kernel)[0], rows, decoded, kernel)  # type: ignore[misc]
+        lambda kernel=kernel: limit(load(folder, kernel, precision=options.precision)[0], rows, decoded, kernel)  # type: ignore[misc]
         for kernel in ("sdpa", "eager")
     ]
     other, trials = fastest(candidates, options)

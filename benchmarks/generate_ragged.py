@@ -19,8 +19,8 @@ from stages.seeding import permutation, stream
 
 MEAN, MOST, SIGMA = 64, 4.0, 0.8
 PROMPT = 32
-SEQUENCES = {"1m": 256, "9m": 64}
-"""Fewer for the larger model, since `generate` takes minutes."""
+SEQUENCES = {"1m": 256, "9m": 64, "270m": 32}
+"""Fewer for the larger models, since `generate` takes minutes."""
 AGAINST = "transformers generate"
 
 
@@ -46,7 +46,7 @@ def ours(options: Options, size: str, table: list[int], slots: int, team: Team =
     from stages.engine.torch_engine import TorchEngine
     from stages.seeding import key64
 
-    model, tokenizer = load(make_model(options, size), "sdpa")
+    model, tokenizer = load(make_model(options, size), "sdpa", options.device, options.precision)
     engine = TorchEngine(model, [], slots, PROMPT + max(table) + 1)
     own = share(list(enumerate(zip(prompts(len(table), len(tokenizer)), table, strict=True))), team)
     expected = sum(length for _, (_, length) in own)
@@ -79,7 +79,7 @@ def theirs(
     import torch
     from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
-    model, tokenizer = load(make_model(options, size), attention)
+    model, tokenizer = load(make_model(options, size), attention, options.device, options.precision)
     texts = torch.tensor(share(prompts(len(table), len(tokenizer)), team))
     wanted = torch.tensor(share(table, team))
 
@@ -124,8 +124,9 @@ def theirs(
     return counting(Side(f"transformers {attention} cache={cache or 'dynamic'} rows={rows}", run), model)
 
 
-def measure_size(options: Options, size: str) -> Result:
-    table, slots = lengths(options.size(SEQUENCES.get(size, 0), 8), options.size(MEAN, 4)), options.size(64, 4)
+def measure_size(options: Options, size: str, mean: int = MEAN) -> Result:
+    count = options.size(SEQUENCES.get(size, 0), 8)
+    table, slots = lengths(count, options.size(mean, 4)), options.size(min(64, count), 4)
     mine = apart(partial(ours, options, size, table, slots), own_layout(options))
     settings = [(rows, "sdpa", None) for rows in dict.fromkeys((slots, len(table)))]
     settings += [(slots, "eager", None), (slots, "sdpa", "static")]

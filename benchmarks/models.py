@@ -1,4 +1,4 @@
-"""Models for benchmarks: Llama architecture, random weights, the shipped tokenizer. Both sides load the same files."""
+"""Models for benchmarks: random weights, the shipped tokenizer. Both sides load the same files."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ class Shape:
     """Padded to this size if larger than the tokenizer's."""
     dtype: str = "float32"
     """Precision of the stored weights."""
+    family: str = "llama"
+    """llama, or gemma3: a window of 512 tokens in five layers of six, heads of 256."""
 
 
 SHAPES = {
@@ -31,9 +33,11 @@ SHAPES = {
     "9m": Shape(layers=8, hidden=256, intermediate=1024, heads=8),
     "large": Shape(24, 896, 4864, 14, kv_heads=2, vocabulary=32768, dtype="bfloat16"),
     "large-tiny": Shape(2, 32, 64, 4, kv_heads=2, vocabulary=4096, dtype="bfloat16"),
+    "270m": Shape(18, 640, 2048, 4, kv_heads=1, vocabulary=262144, dtype="bfloat16", family="gemma3"),
+    "270m-tiny": Shape(2, 32, 64, 4, kv_heads=1, vocabulary=4096, dtype="bfloat16", family="gemma3"),
 }
 """Sizes by name: 1m and 9m have 1.2 and 8.6 million parameters, embedding included; large has the layers of Qwen2.5-0.5B and
-387 million, large-tiny replaces it in quick mode."""
+387 million, 270m those of Gemma 3 270M, with its vocabulary; large-tiny and 270m-tiny replace them in quick mode."""
 
 
 def sizes(options: Options) -> list[str]:
@@ -56,26 +60,31 @@ def make_model(options: Options, size: str) -> Path:
 
 def _make(root: Path, folder: Path, shape: Shape) -> None:
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 
     from stages.agent.policy import load_tokenizer, save_policy
 
     tokenizer = load_tokenizer(root / "data" / "base")
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=max(len(tokenizer), shape.vocabulary),
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads or shape.heads,
-        max_position_embeddings=shape.positions,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+    settings: dict[str, Any] = {
+        "vocab_size": max(len(tokenizer), shape.vocabulary),
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads or shape.heads,
+        "max_position_embeddings": shape.positions,
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    model: Any = (
+        Gemma3ForCausalLM(Gemma3TextConfig(**settings, head_dim=256, sliding_window=512))
+        if shape.family == "gemma3"
+        else LlamaForCausalLM(LlamaConfig(**settings))
     )
-    save_policy(LlamaForCausalLM(config).to(getattr(torch, shape.dtype)), tokenizer, folder)
+    save_policy(model.to(getattr(torch, shape.dtype)), tokenizer, folder)
 
 
 def load(folder: Path, attention: str, device: str = "cpu", precision: str = "float32") -> tuple[Any, Any]:

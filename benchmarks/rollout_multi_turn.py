@@ -115,15 +115,15 @@ def settings(options: Options, size: str, work: Work) -> list[Build]:
     return [partial(theirs, options, size, work, attention=attention, cache=cache) for attention, cache in chosen]
 
 
-def measure_size(options: Options, size: str) -> Result:
-    plan = work(options)
+def measure_size(options: Options, size: str, plan: Work | None = None) -> Result:
+    plan = plan or work(options)
     mine = apart(partial(ours, options, size, plan), own_layout(options))
     other, trials = fastest(candidates(settings(options, size, plan), options), options)
     ours_samples, theirs_samples = alternate(mine, other, options)
     notes = {
         "episodes": plan.tasks * plan.group,
         "turns": plan.turns,
-        "tokens": {"prompt": PROMPT, "action": ACTION, "observation": OBSERVATION},
+        "tokens": {"prompt": plan.prompt, "action": plan.action, "observation": plan.observation},
         "trials": trials,
         "ours": mine.label,
         "theirs": other.label,

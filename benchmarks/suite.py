@@ -42,6 +42,7 @@ SCENARIOS = {
     "generate_ragged": Scenario("generate_ragged:measure", repeats=2),
     "rollout_multi_turn": Scenario("rollout_multi_turn:measure", repeats=2),
     "train_step": Scenario("train_step:measure", repeats=3),
+    "gemma": Scenario("gemma:measure", repeats=2),
     "mcts": Scenario("mcts:measure"),
     "annotation": Scenario("mcts:annotation", repeats=1),
     "rl_iteration": Scenario("rl_iteration:measure"),

@@ -288,11 +288,11 @@ SETTINGS = ((1, "sdpa"), (2, "sdpa"), (4, "sdpa"), (1, "eager"))
 """TRL's candidate settings: micro-batches and attention kernel."""
 
 
-def measure_prompt(options: Options, size: str, prompt: int) -> Result:
+def measure_prompt(options: Options, size: str, prompt: int, method: Method = Method(), tolerance: float = TOLERANCE) -> Result:
     tasks, group, answer = options.size(4, 2), options.size(8, 2), options.size(ANSWER, 8)
 
     def ours(team: Team) -> Ours:
-        return Ours(options, size, prompt, answer, tasks, group, team=team)
+        return Ours(options, size, prompt, answer, tasks, group, method, team)
 
     def theirs(setting: tuple[int, str], team: Team) -> Side:
         return Theirs(options, size, ours(ALONE), group, *setting, team=team).side()
@@ -300,7 +300,7 @@ def measure_prompt(options: Options, size: str, prompt: int) -> Result:
     mine = apart(lambda team: ours(team).side(), own_layout(options))
     other, trials = fastest(candidates([partial(theirs, setting) for setting in SETTINGS], options), options)
     difference = disagreement(combined(mine.facts()), combined(other.facts()))
-    check(difference, f"{size}, prompts of {prompt} tokens")
+    check(difference, f"{size}, prompts of {prompt} tokens", tolerance)
     samples = alternate(mine, other, options)
     notes = {
         "rows": tasks * group,

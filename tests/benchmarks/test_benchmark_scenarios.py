@@ -6,6 +6,7 @@ import importlib.util
 import shutil
 import sqlite3
 import sys
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 from benchmarks import (
     control,
     engine_limit,
+    gemma,
     generate_ragged,
     lifecycle,
     mcts,
@@ -134,6 +136,16 @@ def test_bare_loop_matches_a_full_forward_pass(options: Options):
     whole = model(input_ids=torch.cat([ids, ids[:, :3]], 1)).logits[:, -1]
     torch.testing.assert_close(seen[-1], whole, rtol=1e-4, atol=1e-5)
     mine = engine_limit.ours(options, "tiny", 2, 3)
+    mine.before()
+    assert mine.run() == 6
+
+
+def test_prompts_read_on_both_sides(options: Options):
+    """Contract: both sides read the same tokens, also of a model with windows and heads of another size."""
+    half, tokens = replace(options, precision="bfloat16"), sum(map(len, gemma.texts(4, 8)))
+    assert gemma.reading(half, "270m-tiny", 4, 8).run() == tokens
+    assert gemma.forward(half, "270m-tiny", 4, 8).run() == tokens
+    mine = engine_limit.ours(half, "270m-tiny", 2, 3)
     mine.before()
     assert mine.run() == 6
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from stages import params
+from stages.curation import messages
 from stages.curation.assemble import assemble
 from stages.curation.datareport import data_report, shortages
 from stages.curation.demonstrations import DemonstrationPlan, Demonstrations, check_expert, demonstrate_all
@@ -24,15 +24,9 @@ from stages.records.task import SPLITS, Split, Task
 from stages.runtime.stage import StageContext, stage_run
 from stages.tracking import open_tracker
 
-MOST_WARNINGS = 40
-
 
 def warn(name: str, lines: Iterable[object]) -> None:
-    """Print the first MOST_WARNINGS lines and the number of others."""
-    found = list(lines)
-    left = len(found) - MOST_WARNINGS
-    for line in [*found[:MOST_WARNINGS], *([f"{left} more; reports/curate/{name}.json counts reasons"] if left > 0 else [])]:
-        print(f"curate@{name}: {line}", file=sys.stderr)
+    messages.warn(f"curate@{name}", lines, f"reports/curate/{name}.json")
 
 
 def demonstrate(context: StageContext, domain: Domain, worlds: Path, tasks: Sequence[Task], curate: Curate) -> Demonstrations:

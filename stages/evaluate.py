@@ -1,9 +1,9 @@
 """evaluate: base, sft, every specialist, the merged model and the linear average play the same frozen panels (or validation
 tasks: evaluate.split). Models that select actions with a learnt scorer play the panels of the domains that have one.
 
-data/curated/<domain> (panel.json, tasks, worlds), the models and their scorers (data/models/q/<domain>,
-data/models/rl/<domain>/value) -> data/evaluation/rows.parquet (one row per model, task and attempt), the episodes behind them
-(data/evaluation/episodes.parquet), reports/evaluation.json, reports/evaluation.csv, reports/metrics.json.
+data/curated/<domain> and data/transfer/<domain> (panel.json, tasks, worlds), the models and their scorers
+(data/models/q/<domain>, data/models/rl/<domain>/value) -> data/evaluation/rows.parquet (one row per model, task and attempt), the
+episodes behind them (data/evaluation/episodes.parquet), reports/evaluation.json, reports/evaluation.csv, reports/metrics.json.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stages.engine.engine import EngineSettings, Sampling
 from stages.environments.registry import open_domain
 from stages.evaluation.panels import EVALUATION_SCHEMA, Job, Outcome, Settings, load_panels, play, unload
 from stages.evaluation.plan import model_folders, plan_jobs
-from stages.evaluation.scorers import scored_domains
+from stages.evaluation.scorers import played_domains
 from stages.evaluation.stored_episodes import FILE as EPISODES
 from stages.evaluation.stored_episodes import write_played
 from stages.evaluation.summary import csv_lines, headline, report
@@ -77,14 +77,18 @@ def log(context: StageContext, evaluation: dict[str, Any], samples: dict[str, li
 def run(context: StageContext) -> None:
     params, evaluate = context.params, context.params.evaluate
     if not context.shard:
-        keep_only(context.root, params.domains, ["data/curated", "data/models/q", "data/models/rl", "data/packages/environments"])
+        keep_only(context.root, params.domains, ["data/curated", "data/models/q", "data/models/rl"])
+        keep_only(context.root, evaluate.transfer, ["data/transfer"])
+        keep_only(context.root, params.evaluated, ["data/packages/environments"])
     panels = load_panels(context.data / "curated", params.domains, evaluate.split)
+    if evaluate.split == "test":  # panels of evaluate.transfer choose no settings
+        panels |= load_panels(context.data / "transfer", evaluate.transfer, made_by="transfer")
     for domain, panel in panels.items():
         open_domain(domain, panel.environment)  # fail here, not in a worker, if something is missing
 
     # Play: every model on the panels of its domains.
     folders = model_folders(context)
-    domains = {name: scored_domains(context.data / "models", params.domains, name.partition("+")[2]) for name in folders}
+    domains = {name: played_domains(context.data / "models", params.domains, list(panels), name) for name in folders}
     jobs_by_model = plan_jobs(context, panels, folders, domains)
     settings = Settings(
         seed=params.seed,

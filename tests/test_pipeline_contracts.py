@@ -17,7 +17,7 @@ from stages.params import Params, PerDomain
 from stages.runtime import deps
 from tests.code_metrics import part_of
 
-STAGES = ("curate", "sft", "rollout", "annotate", "rl", "merge", "evaluate", "report")
+STAGES = ("curate", "transfer", "sft", "rollout", "annotate", "rl", "merge", "evaluate", "report")
 SPEED_ONLY = {"slots", "workers", "shards"}
 
 
@@ -233,7 +233,7 @@ ORDER = (
     {"claims"},
     {"reporting"},
     {"live"},
-    {"curate", "sft", "rollout", "annotate", "rl", "merge", "evaluate", "report", "plugins"},
+    {"curate", "transfer", "sft", "rollout", "annotate", "rl", "merge", "evaluate", "report", "plugins"},
 )
 """Parts of stages/ from the lowest to the highest; a part's command (__main__.py) is above all of them."""
 

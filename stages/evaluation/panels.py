@@ -151,14 +151,14 @@ class Outcome:
     """All episodes, as `stages.evaluation.stored_episodes.packed` writes them."""
 
 
-def load_panels(curated: Path, domains: Sequence[str], split: Split = "test") -> dict[str, Panel]:
-    """The frozen panel of each domain below `curated`, or the tasks of another split under its settings. Raises FileNotFoundError
-    or PanelMismatchError."""
+def load_panels(curated: Path, domains: Sequence[str], split: Split = "test", *, made_by: str = "curate") -> dict[str, Panel]:
+    """The frozen panel of each domain below `curated`, or the tasks of another split under its settings. made_by: the stage.
+    Raises FileNotFoundError or PanelMismatchError."""
     panels = {}
     for domain in domains:
         folder = curated / domain
         if not (folder / "panel.json").exists():
-            raise FileNotFoundError(f"{folder / 'panel.json'} does not exist; run 'dvc repro curate@{domain}' first")
+            raise FileNotFoundError(f"{folder / 'panel.json'} does not exist; run 'dvc repro {made_by}@{domain}' first")
         panels[domain] = read_panel(folder)
         if split != "test":
             played = load_domain(domain, panels[domain].environment)

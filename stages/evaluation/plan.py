@@ -39,6 +39,10 @@ def plan_jobs(
     from stages.evaluation.team_episodes import team_hash
 
     evaluate, curated = context.params.evaluate, context.data / "curated"
+
+    def where(domain: str) -> Path:
+        return context.data / ("transfer" if domain in evaluate.transfer else "curated")
+
     jobs: dict[str, list[Job]] = {}
     first: dict[str, str] = {}
     for name, folder in folders.items():
@@ -58,11 +62,14 @@ def plan_jobs(
             print(f"evaluate: {name} is identical to {same}; it is played once", file=sys.stderr)
             jobs[name] = jobs[same]
             continue
-        of_model = {domain: panels[domain] for domain in domains[name]}
         size = (evaluate.attempts, evaluate.chunk)
+        of_model = [
+            job
+            for domain in domains[name]
+            for job in jobs_of(folder, digest, {domain: panels[domain]}, where(domain), *size, best_of)
+        ]
         jobs[name] = [
-            replace(job, instruction=own.get(job.domain, QUESTION), examples=shown.get(job.domain, ()))
-            for job in jobs_of(folder, digest, of_model, curated, *size, best_of)
+            replace(job, instruction=own.get(job.domain, QUESTION), examples=shown.get(job.domain, ())) for job in of_model
         ]
         if variant in ENVIRONMENTS:
             jobs[name] = [replace(job, environment={**job.environment, **ENVIRONMENTS[variant]}) for job in jobs[name]]

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from stages.agent.model_names import ENVIRONMENTS
+from stages.agent.model_names import ENVIRONMENTS, FEW_SHOT
 from stages.environments.registry import load_domain
 
 LACKING = {
@@ -33,6 +33,13 @@ def variant_domains(domains: Sequence[str], variant: str) -> list[str]:
     """Those of `domains` whose environment has the settings of a variant in ENVIRONMENTS."""
     keys = ENVIRONMENTS[variant].keys()
     return [domain for domain in domains if keys <= type(load_domain(domain).settings).model_fields.keys()]
+
+
+def played_domains(models: Path, trained: Sequence[str], panels: Sequence[str], model: str) -> list[str]:
+    """Those of `panels` (domains, `trained` or not) that evaluate's `model` plays; demonstrations are only of trained ones. See
+    `scored_domains`."""
+    choice = model.partition("+")[2]
+    return scored_domains(models, trained if choice == FEW_SHOT else panels, choice)
 
 
 def scored_domains(models: Path, domains: Sequence[str], choice: str) -> list[str]:

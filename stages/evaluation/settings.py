@@ -46,5 +46,8 @@ class Evaluate(Section):
     scaffold: Scaffold = Scaffold()
     utilities: Utilities | None = None
     """What the models prefer among outcomes, and how coherently. null: not asked."""
+    transfer: list[str] = []
+    """Domains that nothing is trained on, and whose frozen panels all models play, too; each needs an entry in `per_domain`, of
+    which `environment` and `curate.test` count."""
     split: Literal["test", "valid"] = "test"
     """valid: the validation tasks instead of the frozen panels, for choosing settings."""

@@ -43,11 +43,12 @@ def mermaid(root: Path) -> str:
     lines = ["```mermaid", "flowchart LR"]
     for folder in SOURCES:
         lines.append(f'  {folder.replace("/", "_")}[("{folder}")]')
-    for name, entry in entries.items():
+    for name in [name for name in entries if name in graph]:  # one whose matrix is empty has no items
+        entry = entries[name]
         title = f"{name}@domain" if "matrix" in entry else name
         lines.append(f'  {name}["<b>{title}</b><br/>{entry["desc"]}"]')
     for folder in SOURCES:
-        readers = [name for name, entry in entries.items() if _reads(entry["deps"], folder)]
+        readers = [name for name, entry in entries.items() if name in graph and _reads(entry["deps"], folder)]
         lines += [f"  {folder.replace('/', '_')} {'-->' if name == readers[0] else '-.->'} {name}" for name in readers]
     for start, end in sorted(graph.edges, key=lambda edge: (place[edge[0]], place[edge[1]])):
         lines.append(f"  {start} {'-->' if next_ones.has_edge(start, end) else '-.->'} {end}")

@@ -144,8 +144,9 @@ def blocks(root: Path) -> dict[str, Block]:
         return f"{short}\n{comparisons_list(evaluation, evaluated, confidence)}" if full else short
 
     def profile(name: str) -> Block:
-        overlay = root / "profiles" / f"{name}.yaml"
-        return lambda document: table(KEPT / f"{name}.json", yaml.safe_load(overlay.read_text("utf-8"))["domains"], True)
+        overlay = yaml.safe_load((root / "profiles" / f"{name}.yaml").read_text("utf-8"))
+        domains = [*overlay["domains"], *overlay.get("evaluate", {}).get("transfer", [])]
+        return lambda document: table(KEPT / f"{name}.json", domains, True)
 
     return {
         "results": lambda document: table(EVALUATION, default, False),

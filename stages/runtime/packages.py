@@ -120,7 +120,7 @@ def write_if_changed(path: Path, text: str) -> None:
 @command
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m stages.runtime.packages", description=(__doc__ or "").strip())
-    parser.add_argument("--domain", required=True, help="one of `domains` in params.yaml")
+    parser.add_argument("--domain", required=True, help="one of `domains` or `evaluate.transfer` in params.yaml")
     domain = parser.parse_args().domain
     values = yaml.safe_load(Path("params.yaml").read_text(encoding="utf-8"))
     for folder, name in names(values, domain).items():

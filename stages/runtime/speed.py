@@ -14,7 +14,7 @@ from typing import Protocol
 from stages.runtime.command import command
 from stages.runtime.costs import FOLDER, read_cost
 
-STAGES = ("curate", "sft", "rollout", "annotate", "rl", "merge", "evaluate", "report")
+STAGES = ("curate", "transfer", "sft", "rollout", "annotate", "rl", "merge", "evaluate", "report")
 PARTS = ("start", "environment", "engine", "training", "waiting", "files", "other")
 """What a stage's processes do, as spans name it (stages/runtime/spans.py). environment: resets and steps, or waiting for those of
 another thread; waiting: for the stage's other processes; files: checkpoints."""

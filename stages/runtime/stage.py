@@ -34,6 +34,8 @@ from stages.runtime.validation import ParamsError
 from stages.runtime.workers import quiet_environment
 
 FAILED, BAD_PARAMETERS, STOPPED = 1, 2, 3
+TRANSFER = "transfer"
+"""The stage whose domains are those of evaluate.transfer; others' are `domains`."""
 """Exit codes. FAILED: something outside the stage failed (a full disk, a lost device) or an unexpected exception occurred; a
 retry, which resumes from the last checkpoint, may help. BAD_PARAMETERS: parameters or input are invalid, or need what this
 machine lacks; a retry can't help. STOPPED: someone asked the stage to stop after a step (stages.runtime.live)."""
@@ -156,7 +158,8 @@ def _options(name: str, kind: Kind) -> tuple[str | None, str | None]:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     if kind.per_domain:
-        parser.add_argument("--domain", required=True, help="one of `domains` in params.yaml")
+        listed = "evaluate.transfer" if name == TRANSFER else "domains"
+        parser.add_argument("--domain", required=True, help=f"one of `{listed}` in params.yaml")
     if kind.sharded:
         parser.add_argument("--shard", metavar="I/N", help="compute only the I-th of N shares, for a later run of the stage")
     options = parser.parse_args()
@@ -169,8 +172,9 @@ def _prepare(name: str, kind: Kind, settings: Settings, open_tracker: OpenTracke
     die_with_parent()
     root = Path.cwd()
     params = settings.load_params(root / "params.yaml")
-    if domain is not None and domain not in params.domains:
-        raise ParamsError(f"--domain {domain} is not among `domains` in params.yaml: {', '.join(params.domains)}")
+    listed, key = (params.evaluate.transfer, "evaluate.transfer") if name == TRANSFER else (params.domains, "domains")
+    if domain is not None and domain not in listed:
+        raise ParamsError(f"--domain {domain} is not among `{key}` in params.yaml: {', '.join(listed)}")
     shard = Shard.parse(share) if share else None
     if kind.launched and params.resources.launch and LAUNCHED not in os.environ:
         settings.check_launch(params, root)

@@ -16,7 +16,7 @@ def keep_only(root: Path, domains: Sequence[str], folders: Iterable[str]) -> lis
     """
     removed = []
     for folder in folders:
-        for path in sorted((root / folder).glob("*")):
+        for path in sorted((root / folder).glob("[!.]*")):
             is_folder = path.is_dir() and not path.is_symlink()
             if (path.name if is_folder else path.stem.removesuffix("_history")) in domains:
                 continue

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from stages import evaluate
+from stages import evaluate, transfer
 from stages.agent.chat import Chat
 from stages.agent.policy import load_policy
 from stages.curation.panel import make_panel, write_panel
@@ -179,6 +179,52 @@ def test_few_shot_models_see_the_shortest_demonstrations_first(context: StageCon
     many = parse_params({**values, "evaluate": {**values["evaluate"], "examples": 2}})
     with pytest.raises(ValueError, match=r"evaluate\.examples is 2, and .* has demonstrations of 1 training tasks"):
         evaluate.run(StageContext("evaluate", None, many, context.root, Tracker()))
+
+
+def test_transfer_domains_have_panels_and_no_training(context: StageContext) -> None:
+    """Contract: the stage `transfer` freezes the test tasks alone, and every model plays them under the name of their domain;
+    choosing settings on validation tasks does not."""
+    values = {
+        **PARAMS,
+        "per_domain": {"search": {}, "calculator": {"curate": {"test": 3}}},
+        "evaluate": {**PARAMS["evaluate"], "models": ["sft", "sft+few_shot"], "transfer": ["calculator"], "examples": 1},
+    }
+    folder = context.data / "curated" / "search"
+    tasks = read_tasks(folder / "tasks.parquet")
+    write_tasks(folder / "tasks.parquet", [*tasks, replace(tasks[0], task_id="search-train", split="train")])
+    write_episodes(folder / "demonstrations.parquet", [demonstration("search-train", "find the coin", "take coin")])
+    params = parse_params(values)
+    with pytest.raises(FileNotFoundError, match="run 'dvc repro transfer@calculator' first"):
+        evaluate.run(StageContext("evaluate", None, params, context.root, Tracker()))
+    transfer.run(StageContext("transfer", "calculator", params, context.root, Tracker()))
+    frozen = read_tasks(context.data / "transfer" / "calculator" / "tasks.parquet")
+    assert [task.split for task in frozen] == ["test"] * 3
+    assert json.loads((context.reports / "transfer" / "calculator.json").read_text())["tasks"] == 3
+    evaluate.run(StageContext("evaluate", None, params, context.root, Tracker()))
+    evaluation = json.loads((context.reports / "evaluation.json").read_text())
+    assert {name: sorted(found) for name, found in evaluation["models"].items()} == {
+        "sft": ["calculator", "search"],
+        "sft+few_shot": ["search"],
+    }
+    assert evaluation["models"]["sft"]["calculator"]["success"]["n"] == 3
+    valid = parse_params({**values, "evaluate": {**values["evaluate"], "models": ["sft"], "split": "valid"}})
+    of_valid = [replace(tasks[0], task_id=name, split="valid", cluster=name) for name in ("search-a", "search-b")]
+    write_tasks(folder / "tasks.parquet", [*tasks, *of_valid])
+    evaluate.run(StageContext("evaluate", None, valid, context.root, Tracker()))
+    assert list(json.loads((context.reports / "evaluation.json").read_text())["panels"]) == ["search"]
+
+
+@pytest.mark.parametrize(
+    ("domains", "message"),
+    [
+        (["search"], "evaluate.transfer lists search, which is trained on"),
+        (["shop", "shop"], "evaluate.transfer lists one twice"),
+        (["shop"], "domain 'shop' has no entry in per_domain"),
+    ],
+)
+def test_wrong_transfer_domains_are_refused(domains: list[str], message: str) -> None:
+    with pytest.raises(ParamsError, match=message):
+        parse_params({**PARAMS, "evaluate": {"transfer": domains}})
 
 
 @pytest.mark.parametrize("horizon", [{"kind": "fixed", "turns": 1}, {"kind": "scaling_inter", "rounds": [1, 2]}])

@@ -66,7 +66,7 @@ def test_stage_graph_comes_from_dvc_yaml(project: Path) -> None:
 
 def test_lifecycle_stages_are_in_dependency_order() -> None:
     graph = stage_graph(ROOT)
-    assert list(graph) == ["curate", "sft", "rollout", "annotate", "rl", "merge", "evaluate", "report"]
+    assert list(graph) == ["curate", "transfer", "sft", "rollout", "annotate", "rl", "merge", "evaluate", "report"]
     assert "rl" in graph["merge"]
     assert "annotate" not in graph["merge"]
     assert "merge" in graph["evaluate"]

@@ -43,7 +43,7 @@ def _row(change: SuccessChange) -> list[str]:
 
 
 def success_blocks(changes: Sequence[SuccessChange], inputs: Inputs) -> list[Block]:
-    confidence, domains = confidence_of(inputs), inputs.params.domains
+    confidence, domains = confidence_of(inputs), inputs.params.evaluated
     if changes and all(change.equal for change in changes):
         return [Text("Success is identical on every task for every model.")]
     equal = [f"{change.model} on {change.domain}" for change in changes if change.equal]

@@ -35,9 +35,9 @@ def confidence_of(inputs: Inputs) -> float:
 
 
 def evaluated_domains(inputs: Inputs) -> list[str]:
-    """Domains of params.yaml that were evaluated, in order."""
+    """Domains of params.yaml that were evaluated, in order; those of evaluate.transfer come last."""
     rows = inputs.evaluation["models"].values()
-    return [domain for domain in inputs.params.domains if any(domain in row for row in rows)]
+    return [domain for domain in inputs.params.evaluated if any(domain in row for row in rows)]
 
 
 def tiles(inputs: Inputs) -> list[dict[str, Any]]:
@@ -45,7 +45,7 @@ def tiles(inputs: Inputs) -> list[dict[str, Any]]:
     confidence = confidence_of(inputs)
     found = []
     names = {"base": "base model", "sft": "after fine-tuning", "merged": "merged generalist"}
-    for index, domain in enumerate(inputs.params.domains):
+    for index, domain in enumerate(inputs.params.evaluated):
         steps = journey(inputs.evaluation, domain)
         if not steps:
             continue
@@ -66,7 +66,7 @@ def tiles(inputs: Inputs) -> list[dict[str, Any]]:
 def lead(inputs: Inputs) -> str:
     """One sentence: what was trained on what, and how."""
     params = inputs.params
-    domains = evaluated_domains(inputs)
+    domains = [domain for domain in evaluated_domains(inputs) if domain in params.domains]
     method = (inputs.merge or {}).get("method", params.merge.method)
     listed = domains[0] if len(domains) == 1 else f"{', '.join(domains[:-1])} and {domains[-1]}"
     algorithms = sorted({params.section("rl", domain).algorithm for domain in domains})
@@ -197,7 +197,7 @@ def spread_blocks(inputs: Inputs) -> list[Block]:
 
 
 def outcome_section(inputs: Inputs) -> Section:
-    domains, every = evaluated_domains(inputs), inputs.params.domains
+    domains, every = evaluated_domains(inputs), inputs.params.evaluated
     confidence = confidence_of(inputs)
     section = Section("results", "Results", INTRO.format(level=f"{100 * confidence:g} %"))
     if not domains:

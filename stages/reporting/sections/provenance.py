@@ -50,7 +50,7 @@ def provenance_section(inputs: Inputs) -> Section:
         section.blocks.append(Table(title, ("domain", "source", "hash"), policies[:shown], text_columns=3))
     values = inputs.params.model_dump(mode="json")
     # Domains in the order of `domains`, whatever the order of keys in the file.
-    values["per_domain"] = {domain: values["per_domain"][domain] for domain in inputs.params.domains}
+    values["per_domain"] = {domain: values["per_domain"][domain] for domain in inputs.params.evaluated}
     text = yaml.safe_dump(values, sort_keys=False, width=110)
     section.blocks.append(Code("params.yaml, resolved", text))
     return section

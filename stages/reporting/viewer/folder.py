@@ -69,7 +69,7 @@ def render_viewer(
         "comparisons": comparisons(inputs),
         "values": dict(values),
     }
-    scripts = {domain: text for domain in inputs.params.domains if (text := renderer(domain)) is not None}
+    scripts = {domain: text for domain in inputs.params.evaluated if (text := renderer(domain)) is not None}
     return viewer_page({**index_json(groups), **listed}, [inline(scripts[domain]) for domain in sorted(scripts)])
 
 

@@ -79,8 +79,9 @@ def groups_of(root: Path, inputs: Inputs) -> Iterator[Group]:
     for row in inputs.outcomes:
         clusters.setdefault(row["domain"], {})[row["task_id"]] = row["cluster"]
     models = model_order(list(inputs.evaluation["models"]), inputs.params.domains)
-    for domain, given in inputs.domains.items():
-        for source, rows in given.episodes.items():
+    for domain in inputs.params.evaluated:
+        sources = inputs.domains[domain].episodes if domain in inputs.domains else {}
+        for source, rows in sources.items():
             if rows:
                 kind: Kind = "rollout" if source == ROLLOUTS else "training"
                 yield Group(domain, source, kind, sorted(rows, key=lambda row: row["episode_id"]))
@@ -101,6 +102,7 @@ def kept_groups(root: Path, before: KeptRun, domain: str, clusters: Mapping[str,
 def group_count(root: Path, inputs: Inputs) -> int:
     """Number of groups that `groups_of` yields."""
     sources = sum(bool(rows) for given in inputs.domains.values() for rows in given.episodes.values())
-    played = sum(domain in by_domain for by_domain in inputs.evaluation["models"].values() for domain in inputs.domains)
-    kept = [(before, domain) for domain in inputs.domains if (before := run_before(inputs, domain)) is not None]
+    domains = inputs.params.evaluated
+    played = sum(domain in by_domain for by_domain in inputs.evaluation["models"].values() for domain in domains)
+    kept = [(before, domain) for domain in domains if (before := run_before(inputs, domain)) is not None]
     return sources + (played if (root / FILE).exists() else 0) + sum(len(before.models(domain)) for before, domain in kept)

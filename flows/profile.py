@@ -1,8 +1,9 @@
 """The lifecycle with profiles, in a copy of the checkout: `python -m flows.profile gemma-270m [one-gpu ...]`.
 
 .bellwether/profiles/<names> is a clone of the last commit that shares DVC's cache, so params.yaml, dvc.lock and the results of
-the checkout stay as they are. The model is made there if it comes from a package, the profiles are applied in order, and the
-lifecycle runs; an interrupted run continues where it stopped. The results are copied to reports/profiles/<names>.json.
+the checkout stay as they are. Imports below data/raw that are not in git are copied there. The model is made there if it comes
+from a package, the profiles are applied in order, and the lifecycle runs; an interrupted run continues where it stopped. The
+results are copied to reports/profiles/<names>.json.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from stages.runtime.files import atomic_bytes, atomic_folder, atomic_text, locke
 
 COPIES = Path(".bellwether") / "profiles"
 RESULTS = Path("reports") / "profiles"
+RAW = "data/raw"
 PRETRAINED = "data/pretrained/"
 """Models below it are made by `python -m stages.exchange gguf NAME`, NAME being the folder's."""
 CONVERTER = Path("stages") / "exchange" / "gguf.py"
@@ -59,6 +61,19 @@ def clone(root: Path, folder: Path) -> None:
     if not (folder / "params.yaml").exists() or _git(folder, "rev-parse", "HEAD") != commit:
         _git(folder, "fetch", "-q", "origin", "HEAD")
         _git(folder, "checkout", "-q", "--force", "--detach", commit)
+
+
+def copy_imports(root: Path, folder: Path) -> None:
+    """Copy the files below data/raw that git ignores, such as imports that can't be shipped; remove those that `root` lacks."""
+    listing = ("ls-files", "--others", "--ignored", "--exclude-standard", RAW)
+    wanted = {name: (root / name).read_bytes() for name in _git(root, *listing).splitlines()}
+    for name in _git(folder, *listing).splitlines():
+        if name not in wanted:
+            (folder / name).unlink()
+    for name, content in wanted.items():
+        if not (folder / name).exists() or (folder / name).read_bytes() != content:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            atomic_bytes(folder / name, content)
 
 
 def run(arguments: list[str], folder: Path) -> None:
@@ -99,6 +114,7 @@ def lifecycle(names: Sequence[str], folder: Path) -> None:
     if _git(ROOT, "status", "--porcelain", "--untracked-files=no"):
         print("profile: the last commit is run, without the uncommitted changes", file=sys.stderr)
     clone(ROOT, folder)
+    copy_imports(ROOT, folder)
     files = overlays(folder, names)
     make_models(folder, files)
     apply(folder, files)

@@ -15,12 +15,14 @@ import pytest
 
 from stages.environments.factbook import FactbookDomain, FactbookEnvironment, FactbookSettings
 from stages.environments.factbook import __main__ as command
-from stages.environments.factbook.book import REGIONS, Book, Page, World
-from stages.environments.factbook.environment import CLOSED_INSTRUCTIONS, CLOSED_USAGE, INSTRUCTIONS, NO_HIT, USAGE
+from stages.environments.factbook.book import REGIONS, Book
+from stages.environments.factbook.environment import CLOSED_INSTRUCTIONS, CLOSED_USAGE, INSTRUCTIONS
 from stages.environments.factbook.facts import FACTS, KNOWN, amount, canonical, same_answer, value, written
-from stages.environments.factbook.index import PageIndex
 from stages.environments.factbook.profiles import PAGES, Profile, profile_lines, read_package, read_profiles
 from stages.environments.factbook.questions import KINDS, Question, prompt, solve
+from stages.environments.pages.environment import NO_HIT, USAGE
+from stages.environments.pages.index import PageIndex
+from stages.environments.pages.world import Page, World
 from stages.environments.protocol import Domain, Environment
 from stages.records.task import SPLITS, Task
 

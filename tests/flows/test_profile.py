@@ -61,6 +61,23 @@ def test_clone_shares_the_cache_and_follows_commits(committed: Path) -> None:
     assert (folder / "made").is_dir()
 
 
+def test_imports_that_git_ignores_are_copied(committed: Path) -> None:
+    """Contract: the clone has the checkout's imports below data/raw, and no others; nothing else that git ignores."""
+    (committed / ".gitignore").write_text("/.bellwether/\n/data/raw/bank/\n/secret\n")
+    git(committed, "commit", "-qam", "ignores")
+    (committed / "data" / "raw" / "bank").mkdir(parents=True, exist_ok=True)
+    for name in ("old", "new"):
+        (committed / "data" / "raw" / "bank" / f"{name}.jsonl").write_text(name)
+    (committed / "secret").write_text("key")
+    folder = committed / profile.COPIES / "small"
+    profile.clone(committed, folder)
+    profile.copy_imports(committed, folder)
+    (committed / "data" / "raw" / "bank" / "old.jsonl").unlink()
+    profile.copy_imports(committed, folder)
+    assert [path.name for path in (folder / "data" / "raw" / "bank").iterdir()] == ["new.jsonl"]
+    assert not (folder / "secret").exists()
+
+
 def test_interrupted_clone_is_made_anew(committed: Path) -> None:
     folder = committed / profile.COPIES / "small"
     (folder.parent / "small.partial").mkdir(parents=True)

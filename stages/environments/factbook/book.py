@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from decimal import Decimal
 from functools import cached_property
 
 from stages.environments.factbook.facts import NUMBERS, Fact, amount, part_of, value
 from stages.environments.factbook.profiles import Profile
+from stages.environments.pages.world import Page, World
 from stages.records.task import Split
 
 REGIONS: dict[Split, tuple[str, ...]] = {
@@ -30,26 +29,6 @@ TABLE_SIZES = range(4, 17)
 """Numbers of countries that a comparison may have."""
 _AREA = re.compile(r"((?:[A-Z][a-z]+ ?-?){1,3})(?=[,;]|$)")
 _NEIGHBOUR = re.compile(r"([A-Z][^\d,;:]*?) ([\d,]+(?:\.\d+)?) km")
-
-
-@dataclass(frozen=True)
-class Page:
-    title: str
-    text: str
-
-
-@dataclass(frozen=True)
-class World:
-    """The pages of a split, as an environment reads them."""
-
-    pages: tuple[Page, ...]
-
-    def to_json(self) -> str:
-        return json.dumps([asdict(page) for page in self.pages], ensure_ascii=False) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str) -> World:
-        return cls(tuple(Page(page["title"], page["text"]) for page in json.loads(text)))
 
 
 class Book:

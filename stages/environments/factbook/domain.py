@@ -10,13 +10,14 @@ from random import Random
 from typing import Any
 
 from stages.environments.base_domain import GradedDomain, check_fields, levels_in_turn
-from stages.environments.factbook.book import Book, World
+from stages.environments.factbook.book import Book
 from stages.environments.factbook.environment import FactbookEnvironment
 from stages.environments.factbook.facts import canonical
-from stages.environments.factbook.index import PageIndex
 from stages.environments.factbook.profiles import Profile, read_profiles
 from stages.environments.factbook.questions import KINDS, POOLS, Question, Reading, prompt, solve
 from stages.environments.factbook.settings import FactbookSettings
+from stages.environments.pages.index import PageIndex
+from stages.environments.pages.world import World
 from stages.records.task import SPLITS, Split, Task
 from stages.runtime.validation import ParamsError
 from stages.seeding import stream

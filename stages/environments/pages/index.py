@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sqlite3
 
-from stages.environments.factbook.book import Page, World
+from stages.environments.pages.world import Page, World
 
 TITLE_WEIGHT = 100.0
 _WORD = re.compile(r"\w+")

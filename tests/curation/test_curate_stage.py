@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from stages.curate import MOST_WARNINGS, run, warn
+from stages.curate import run, warn
+from stages.curation.messages import MOST_WARNINGS
 from stages.curation.panel import read_panel
 from stages.environments.search import SearchDomain
 from stages.params import parse_params

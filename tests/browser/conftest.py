@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,3 +58,15 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     add_value_model(root, "search")
     run(StageContext("report", None, params, root, Tracker()))
     return root / "reports" / "report.html"
+
+
+@pytest.fixture(scope="session")
+def viewer(report: Path) -> Path:
+    return report.parent / "episodes" / "index.html"
+
+
+@pytest.fixture(scope="session")
+def index(viewer: Path) -> dict[str, Any]:
+    found = re.search(r'id="index">(.*?)</script>', viewer.read_text(encoding="utf-8"), re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])

@@ -12,6 +12,8 @@ import pytest
 import yaml
 from device import RESOURCES
 
+from stages.agent.chat import Chat
+from stages.agent.policy import load_tokenizer
 from stages.params import parse_params
 from stages.records.episode import write_episodes, write_json, write_tasks
 from stages.runtime.stage import StageContext
@@ -45,6 +47,11 @@ def make_context(make_contexts: Callable[[Path], MakeContext], tmp_path: Path, m
 def make_contexts(tiny_policy: Path) -> Callable[[Path], MakeContext]:
     """make_contexts(folder)(stage, name, **sections): a context below folder/name; the stage's domain is not replaced."""
     return lambda folder: partial(make_in, folder, tiny_policy)
+
+
+@pytest.fixture(scope="module")
+def chat(tiny_policy: Path) -> Chat:
+    return Chat(load_tokenizer(tiny_policy))
 
 
 def make_in(folder: Path, tiny_policy: Path, stage: str, name: str = "run", **sections: Any) -> StageContext:

@@ -7,82 +7,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import torch
 
 from stages import rl
-from stages.agent.active_episode import EpisodeRequest
 from stages.agent.chat import Chat
-from stages.agent.guidance import CLOSE, OPEN, env_feedback, env_interaction, hint_of, leaks, marked, mentions, plan
-from stages.agent.policy import load_policy, load_tokenizer
+from stages.agent.guidance import CLOSE, OPEN, marked, mentions
+from stages.agent.policy import load_policy
 from stages.algorithms.parts.guidance import Guidance
 from stages.algorithms.parts.preference import PairScores, Preference, dpo
-from stages.algorithms.resolve import resolve_section, warm_start_of
-from stages.algorithms.settings import Rl
-from stages.annotation.correct_paths import failed_paths
-from stages.judging.chat_server import ChatServer
-from stages.judging.chat_settings import ChatParams
-from stages.judging.contract import JudgeError
-from stages.params import parse_params
-from stages.records.episode import EXPERT, Episode, Owner, TurnRecord, read_rows, write_episodes
-from stages.runtime.validation import ParamsError
+from stages.records.episode import EXPERT, Episode, Owner, read_rows, write_episodes
 from stages.training.rl.cloning import chosen_successes
 from stages.training.rl.guided_pairs import guided_pairs
-from stages.training.rl.guided_pass import Attempts, GuidedEpisode, Hint, checked_hints, plan_hints
-from stages.training.rl.hint_teachers import HintRequest, Solutions, hints_by_rules, hints_by_server, read_solutions
-from stages.training.sft.hints import demonstration_hints
+from stages.training.rl.guided_pass import Attempts, Hint
 from stages.values.reward_model import RewardModel, best_of, bradley_terry, load_reward_model
-from training.test_tree_bc import TREE
-from training.toys import KilledError, demonstration, kill_at_step, letter_tasks, outputs, run, store_pairs
-
-RL: dict[str, Any] = {
-    "algorithm": "agent_rlvr",
-    "steps": 3,
-    "learning_rate": 0.003,
-    "warmup_steps": 0,
-    "checkpoint_every": 1,
-    "sampling": {"max_tokens": 3},
-    "warm_start": {"algorithm": "rejection_sft", "steps": 2, "settings": {"fraction": 0.5}},
-}
-TURNS = [
-    TurnRecord(action, seen, True, 0.0, 0.0, "", action.lower(), 0, 0)
-    for action, seen in (("search Ada", "Ada: born Rome"), ("search Rome", "Rome: mayor Bo"), ("answer Bo", ""))
-]
-FAILED = [TURNS[0], TurnRecord("search  Bo", "No page found.", True, 0.0, 0.0, "", "search bo", 0, 0)]
-
-
-def attempt(chat: Chat, task_id: str, number: int, success: bool, guidance: str = "", actions: tuple[str, ...] = ()) -> Episode:
-    """An episode of a task of the toy domain; successes and failures have different actions, and no two of a task the same."""
-    actions = actions or ("open the door", "go" if success else "take the key" + " key" * number)
-    seed = int(task_id.partition("-")[2] or 0)
-    episode = demonstration(letter_tasks(seed + 1)[seed], actions)
-    encoded = chat.encode(episode.messages, guidance)
-    turns = [
-        replace(turn, action_key=turn.action, start=start, end=end)
-        for turn, (start, end) in zip(episode.turns, encoded.spans, strict=True)
-    ]
-    turns[-1].reward = float(success)
-    logprob = [-1.0 if owner == Owner.POLICY else 0.0 for owner in encoded.owner]
-    return replace(
-        episode,
-        **{"episode_id": f"{task_id}/{number:04d}", "task_id": task_id, "group_id": task_id, "policy_hash": "p", "turns": turns},
-        **{"token_ids": encoded.token_ids, "owner": encoded.owner, "turn": encoded.turn, "logprob": logprob},
-        **{"reward": float(success), "temperature": 1.0, "terminated": True, "reward_terms": {"letter": float(success)}},
-    )
-
-
-@pytest.fixture(scope="module")
-def chat(tiny_policy: Path) -> Chat:
-    return Chat(load_tokenizer(tiny_policy))
-
-
-def attempts_of(chat: Chat, plain: list[int], guided: list[int], text: str = "do this: open the door") -> Attempts:
-    of_hint = [
-        GuidedEpisode(Hint("toy-000", number, "plan", text), attempt(chat, "toy-000", number, bool(success), marked(text)))
-        for number, success in enumerate(guided)
-    ]
-    return Attempts([attempt(chat, "toy-000", number, bool(success)) for number, success in enumerate(plain)], of_hint)
+from training.guided_attempts import RL, attempt, attempts_of
+from training.toys import KilledError, demonstration, kill_at_step, letter_tasks, outputs, run
 
 
 def pairs_of(chat: Chat, plain: list[int], guided: list[int], text: str = "do this: open the door", **settings: Any):
@@ -101,9 +41,6 @@ def make_failing(make_context, name: str = "run", **section: Any):
     episodes = [replace(demonstration(task), policy_hash=EXPERT) for task in letter_tasks(16)]
     write_episodes(context.root / "data/curated/toy/demonstrations.parquet", episodes)
     return context
-
-
-# ---- must hold ---------------------------------------------------------------------------------------------------------------
 
 
 def test_loss_by_hand() -> None:
@@ -177,112 +114,6 @@ def test_reward_needs_every_test(passed: int, success: bool) -> None:
     """9 of 10 tests: no success; nor without a submission, whose return is 0."""
     episode = Episode("e", "t", "code", "t", 0, "", "", 1.0, 1.0, 0, reward=passed / 10)
     assert episode.success is success
-
-
-# ---- hints -------------------------------------------------------------------------------------------------------------------
-
-
-def test_hints_by_hand() -> None:
-    assert plan(TURNS) == "plan: search, search, answer"
-    assert env_interaction(TURNS, FAILED) == "do this: search Rome"
-    assert env_feedback(TURNS, FAILED) == "wrong before: search Bo, which gave: No page found."
-    assert env_interaction(TURNS, TURNS[:2]) == "", "the last action is never told"
-    assert env_feedback(TURNS, TURNS) == ""
-    assert hint_of("plan", [], FAILED) == ""
-
-
-@pytest.mark.parametrize(
-    ("hint", "answer", "found"),
-    [("look up Bo.", "bo", True), ("look up Bob", "bo", False), ("the MAYOR,  bo", "mayor bo", True), ("anything", "?!", False)],
-)
-def test_leaks(hint: str, answer: str, found: bool) -> None:
-    assert leaks(hint, answer) is found
-
-
-def test_kinds_and_failures_take_turns(chat: Chat) -> None:
-    plain = attempts_of(chat, [1, 0, 0], []).plain
-    requests = plan_hints([*plain, attempt(chat, "toy-001", 0, True)], Guidance(kinds=["plan", "env_feedback"], attempts=5))
-    assert [(one.attempt, one.kind, one.failed.episode_id[-1]) for one in requests] == [
-        *((0, "plan", "1"), (1, "env_feedback", "1"), (2, "plan", "2"), (3, "env_feedback", "2"), (4, "plan", "1"))
-    ]
-    assert {one.task_id for one in requests} == {"toy-000"}
-
-
-def test_hints_that_leak_or_are_long_are_not_used(chat: Chat) -> None:
-    failed = attempt(chat, "toy-000", 0, False)
-    requests = [HintRequest("toy-000", number, "plan", failed, 0) for number in range(4)]
-    texts = ["", "it is Bo", "go " * 40, "look"]
-    hints, counts = checked_hints(requests, texts, {"toy-000": "bo"}, chat, Guidance(max_tokens=32))
-    assert [hint.text for hint in hints] == ["look"]
-    assert counts == {"leaked": 1, "none": 1, "too_long": 1, "used": 1}
-    free, _ = checked_hints(requests, texts, {"toy-000": "bo"}, chat, Guidance(max_tokens=32, forbid_answer=False))
-    assert [hint.text for hint in free] == ["it is Bo", "look"]
-
-
-def test_trees_teach_with_their_failed_branches(make_context) -> None:
-    assert failed_paths(TREE, 9) == [[0, 3], [0, 1, 6]]
-    context = make_context("rl", rl=RL)
-    store_pairs(context)
-    known = read_solutions("mcts", context.root, context.root / "data/annotated/toy", "toy")
-    assert [turn.action for turn in known.of["t0"]] == ["1", "2"]
-    request = HintRequest("t0", 0, "env_feedback", Episode("e", "t0", "toy", "t0", 0, "", "", 1.0, 1.0, 0), 0)
-    assert hints_by_rules([request], known) == ["wrong before: 3"]
-
-
-def answering(replies: list[httpx.Response], asked: list[Any], **params: Any) -> ChatServer:
-    def handle(request: httpx.Request) -> httpx.Response:
-        asked.append(json.loads(request.content))
-        return replies[min(len(asked), len(replies)) - 1]
-
-    settings = ChatParams(model="m", **params)
-    return ChatServer(settings, "rl.guidance.server", Path("/"), httpx.MockTransport(handle), sleep=lambda seconds: None)
-
-
-def reply(text: str) -> httpx.Response:
-    return httpx.Response(200, json={"choices": [{"message": {"content": text}}]})
-
-
-def test_server_writes_hints_once(chat: Chat, tmp_path: Path) -> None:
-    """Contract: a reply is found again by its whole request, without the server; what the model sees has no hidden part."""
-    asked: list[Any] = []
-    failed = attempt(chat, "toy-000", 0, False)
-    known = Solutions({"toy-000": TURNS}, {})
-    requests = [HintRequest("toy-000", 0, kind, failed, 0) for kind in ("plan", "env_interaction")]
-    cache = str(tmp_path / "replies")
-    server = answering([httpx.Response(503), reply("look\n there")], asked, requests=1, cache=cache)
-    assert hints_by_server(requests, known, server, 64) == ["look there", "look there"]
-    assert len(asked) == 3
-    seen = asked[0]["messages"][0]["content"]
-    assert "> search Ada\nAda: born Rome" in seen
-    assert "> take the key" in seen
-    server.close()
-    silent = answering([httpx.Response(503)], asked, requests=1, cache=cache)
-    assert hints_by_server(requests, known, silent, 64) == ["look there", "look there"]
-    assert len(asked) == 3
-    with pytest.raises(JudgeError, match=r"rl\.guidance\.server: no reply in 5 attempts, the last with HTTP 503"):
-        hints_by_server(requests, known, silent, 32)
-    silent.close()
-
-
-def test_refusals_are_no_hints_and_a_wrong_setup_ends_the_run(chat: Chat) -> None:
-    asked: list[Any] = []
-    refusing = answering([httpx.Response(400)], asked, cache="")
-    assert refusing.write([[{"role": "user", "content": "x"}]]) == [None]
-    refusing.close()
-    wrong = answering([httpx.Response(404)], asked, cache="")
-    with pytest.raises(JudgeError, match=r"rl\.guidance\.server: .* answers 404 for model 'm'"):
-        wrong.write([[{"role": "user", "content": "x"}]])
-    wrong.close()
-
-
-def test_demonstrations_with_hints(chat: Chat) -> None:
-    tasks = letter_tasks(40)
-    episodes = [demonstration(task) for task in tasks]
-    hints = demonstration_hints(episodes, 0.5, 3)
-    assert 10 < sum(bool(hint) for hint in hints) < 30
-    assert {hint.split()[1] for hint in hints if hint} == {"plan:", "do"}
-    assert demonstration_hints(episodes[::-1], 0.5, 3) == hints[::-1]
-    assert demonstration_hints(episodes, 0.0, 3) == [""] * 40
 
 
 # ---- the stage ---------------------------------------------------------------------------------------------------------------
@@ -379,59 +210,3 @@ def test_reward_model_learns_the_pairs(make_context) -> None:
     chat = Chat(load_policy(Path(context.params.model.path)).tokenizer)
     right, wrong = (attempt(chat, "toy-000", 0, success).token_ids for success in (True, False))
     assert best_of(model.scores([wrong, right])) == 1
-
-
-# ---- settings ----------------------------------------------------------------------------------------------------------------
-
-
-def test_defaults_of_the_method() -> None:
-    method, section = resolve_section(Rl(algorithm="agent_rlvr"))
-    assert (method.data, section.preference.source, section.preference.loss) == ("pairs", "guided", "dpo")
-    found = warm_start_of(section)
-    assert found is not None
-    assert (found[0].card.slug, found[1].settings.fraction) == ("rejection_sft", 0.2)
-    assert warm_start_of(resolve_section(Rl(algorithm="agent_rlvr", warm_start={}))[1]) is None
-
-
-@pytest.mark.parametrize(
-    ("section", "message"),
-    [
-        ({"preference": {"source": "trees"}}, r"agent_rlvr learns from guided attempts: set it to guided"),
-        ({"preference": {"level": "step"}}, r"guided attempts are whole episodes: set it to trajectory"),
-        ({"guidance": {"kinds": ["plan", "plan"]}}, r"lists one twice"),
-        ({"guidance": {"source": "server"}}, r"rl\.guidance\.server\.model is empty: name the model at the server"),
-        ({"guidance": {"server": {"model": "m"}}}, r"rl\.guidance\.server has no effect here"),
-        ({"preference": {"reward_learning_rate": 0.1}}, r"reward_learning_rate has no effect here"),
-        ({"algorithm": "dpo", "guidance": {"attempts": 2}}, r"rl\.guidance\.attempts has no effect here"),
-        ({"algorithm": "grpo", "guidance": {"attempts": 2}}, r"rl\.guidance\.attempts has no effect: algorithm grpo"),
-        (
-            {"algorithm": "grpo", "warm_start": {"algorithm": "rejection_sft", "settings": {"guided": True}}},
-            r"leave settings\.guided",
-        ),
-        ({"algorithm": "rejection_sft", "settings": {"fraction": 0}}, r"fraction"),
-        ({"algorithm": "step_dpo", "preference": {"reward_model": True}}, r"set level to trajectory"),
-    ],
-)
-def test_invalid_settings_are_refused(section: dict[str, Any], message: str) -> None:
-    with pytest.raises(ParamsError, match=message):
-        resolve_section(Rl(**{"algorithm": "agent_rlvr", **section}))
-
-
-@pytest.mark.parametrize(
-    ("sections", "message"),
-    [
-        ({"curate": {"expert_demonstrations": 0}}, r"curate\.expert_demonstrations is 0: set it to 1, or source to mcts"),
-        ({"model": {"lora": {"rank": 4}}, "rl": {"preference": {"reward_model": True}}}, r"set model\.lora\.rank to 0"),
-        ({"evaluate": {"models": ["rl@toy+reward"]}}, r"rl@toy\+reward needs a reward model"),
-    ],
-)
-def test_contradictions_are_refused(sections: dict[str, Any], message: str) -> None:
-    values = {"domains": ["toy"], "per_domain": {"toy": {"rl": {"algorithm": "agent_rlvr"}}}, **sections}
-    with pytest.raises(ParamsError, match=message):
-        parse_params(values)
-
-
-def test_requests_with_and_without_hint_are_different_prompts() -> None:
-    task = letter_tasks(1)[0]
-    keys = {EpisodeRequest(task, 0, "g", guidance=hint).prompt_key for hint in ("", "a", "b")}
-    assert len(keys) == 3

@@ -1,4 +1,4 @@
-"""Export and import round trips: episodes and pairs are unchanged and train the same tokens; `datasets` reads every file."""
+"""Exported episodes, pairs and models: they come back unchanged, and `datasets` and transformers read them."""
 
 from __future__ import annotations
 
@@ -10,91 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from tiny import make_tiny_tokenizer
+from curated_imports import imported, imported_episodes
 
-from stages import curate
 from stages.agent.chat import Chat
 from stages.annotation.continuations import pair_tokens
 from stages.annotation.pairs import PAIR_SCHEMA
 from stages.environments.search import SearchDomain
 from stages.exchange import __main__ as export
 from stages.exchange.episodes import conversation, episode_rows
-from stages.exchange.records import read_records, write_records
-from stages.params import parse_params
-from stages.records.episode import (
-    IMPORTED,
-    NODE_SCHEMA,
-    Episode,
-    Owner,
-    read_episodes,
-    read_json,
-    read_rows,
-    read_tasks,
-    write_episodes,
-    write_table,
-)
-from stages.reporting.sections.data import _curate_domain
-from stages.runtime.stage import StageContext
-from stages.runtime.validation import ParamsError
+from stages.exchange.records import read_records
+from stages.records.episode import NODE_SCHEMA, Episode, read_episodes, read_rows, read_tasks, write_table
 from stages.training.common.documents import encode
-from stages.training.rl.demonstrations import ExternalEpisodes
 from stages.training.rl.pairs import imported_pairs
-
-PARAMS: dict[str, Any] = {
-    "domains": ["search"],
-    "curate": {"train": 6, "valid": 2, "test": 4},
-    "resources": {"workers": 1, "threads": 1},
-    "per_domain": {"search": {}},
-}
-
-
-class NullTracker:
-    def __getattr__(self, name: str) -> Any:
-        return lambda *values, **settings: None
-
-
-@pytest.fixture(scope="module")
-def chat() -> Chat:
-    return Chat(make_tiny_tokenizer())
-
-
-@pytest.fixture(scope="module")
-def lines() -> list[str]:
-    return [json.dumps(record) for record in SearchDomain().recipes(120, 0)]
-
-
-def curated(root: Path, lines: Sequence[str], imports: Sequence[str] = (), **changes: Any) -> Path:
-    """The curate stage in `root`; its folder."""
-    (root / "data/raw").mkdir(parents=True, exist_ok=True)
-    (root / "data/raw/search.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    values = {**PARAMS, **changes, "curate": {**PARAMS["curate"], **changes.get("curate", {}), "imports": list(imports)}}
-    (root / "params.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
-    curate.run(StageContext("curate", "search", parse_params(values), root, NullTracker()))  # type: ignore[arg-type]
-    return root / "data/curated/search"
-
-
-@pytest.fixture(scope="module")
-def source(lines: list[str], chat: Chat, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A curated domain whose demonstrations, with their tokens, serve as rollouts, and two failures."""
-    root = tmp_path_factory.mktemp("source")
-    folder = curated(root, lines)
-    episodes = []
-    for number, shown in enumerate(read_episodes(folder / "demonstrations.parquet")):
-        encoded = chat.encode_demonstration(shown.messages)
-        played = replace(
-            shown, episode_id=f"{shown.task_id}/{number:04d}", token_ids=encoded.token_ids, owner=encoded.owner, turn=encoded.turn
-        )
-        played.logprob = [-0.5 if owner == Owner.POLICY else 0.0 for owner in encoded.owner]
-        episodes.append(played)
-    for episode in episodes[:2]:
-        failure = replace(episode, episode_id=f"{episode.episode_id}-failed", turns=[*episode.turns[:-1]], reward=0.0)
-        failure.turns.append(replace(episode.turns[-1], action="answer nobody", observation="Answered.", reward=0.0))
-        failure.messages = [*episode.messages[:-1], {**episode.messages[-1], "content": "answer nobody"}]
-        failure.reward_terms = {}
-        episodes.append(failure)
-    write_episodes(root / "data/rollouts/search/episodes.parquet", episodes)
-    return root
 
 
 def exported(source: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> list[dict[str, Any]]:
@@ -104,16 +31,6 @@ def exported(source: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> 
     monkeypatch.setattr("stages.runtime.workers.quiet_environment", lambda *settings: None)
     assert export.main() == 0
     return [value for _, value in read_records(Path(arguments[arguments.index("--to") + 1])) if isinstance(value, dict)]
-
-
-def imported(root: Path, lines: Sequence[str], rows: Sequence[dict[str, Any]], kind: str = "jsonl", **changes: Any) -> Path:
-    file = f"data/raw/teacher.{kind}"
-    write_records(root / file, rows)
-    return curated(root, lines, [file], **changes)
-
-
-def imported_episodes(folder: Path) -> list[Episode]:
-    return [episode for episode in read_episodes(folder / "demonstrations.parquet") if episode.policy_hash == IMPORTED]
 
 
 def trained_tokens(chat: Chat, episodes: Sequence[Episode]) -> Counter[tuple[str, int]]:
@@ -157,113 +74,6 @@ def test_episodes_round_trip(
     assert set(trained_tokens(chat, back)) == set(trained_tokens(chat, distinct))
     if form == "messages":
         assert trained_tokens(chat, back) == trained_tokens(chat, distinct)
-
-
-def test_rejected_records_are_reported_with_file_line_and_reason(
-    source: Path, lines: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tasks = {task.task_id: task for task in read_tasks(source / "data/curated/search/tasks.parquet")}
-    test = next(task for task in tasks.values() if task.split == "test")
-    train = next(task for task in tasks.values() if task.split == "train")
-    shown = next(
-        one for one in read_episodes(source / "data/curated/search/demonstrations.parquet") if one.task_id == train.task_id
-    )
-    talk = [{"role": "user", "content": "Who are you?"}, {"role": "assistant", "content": "answer Nobody"}]
-    name = test.spec["start"]
-
-    def changed_messages(*changes: tuple[int, str]) -> list[dict[str, str]]:
-        messages = [dict(message) for message in shown.messages]
-        for place, text in changes:
-            messages[place]["content"] = text
-        return messages
-
-    rows: list[dict[str, Any]] = [
-        {"messages": talk},
-        {"messages": talk},
-        {"messages": [{"role": "user", "content": test.prompt}, talk[1]]},
-        {"messages": talk, "task_id": "search-train-nowhere"},
-        {"messages": [{"role": "user", "content": test.prompt}, talk[1]], "task_id": test.task_id},
-        {"messages": changed_messages((2, "Another page.")), "task_id": train.task_id},
-        {"messages": [*shown.messages, {"role": "user", "content": "?"}, talk[1]], "task_id": train.task_id},
-        {"messages": changed_messages((len(shown.messages) - 1, "answer Nobody")), "task_id": train.task_id},
-        {"messages": talk, "domain": "textworld"},
-        {"messages": [{"role": "user", "content": "word " * 700}, talk[1]]},
-        {"prompt": "Who?", "completion": f"answer {name}"},
-        {"prompt": talk[:1], "chosen": "answer Nobody", "rejected": "answer Somebody"},
-    ]
-    file = tmp_path / "data/raw/mine.jsonl"
-    file.parent.mkdir(parents=True)
-    answer = '"messages": [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "answer Nobody"}]'
-    bad = ["{broken", f'{{{answer}, "weight": {"9" * 5000}}}', f'{{{answer}, "deep": {"[" * 5000}{"]" * 5000}}}']
-    bad += [answer.join("{}").replace("Nobody", "\\ud83d"), f'{{{answer}, "deep": {"[" * 200}{"]" * 200}}}']
-    file.write_text("\n".join([*map(json.dumps, rows), *bad]) + "\n", encoding="utf-8")
-    folder = curated(tmp_path, lines, ["data/raw/mine.jsonl"])
-    printed = capsys.readouterr().err
-    for line, reason in [
-        (2, "duplicate: the same as data/raw/mine.jsonl:1"),
-        (3, "panel_task: it has the prompt of a task"),
-        (4, "unknown_task: task_id search-train-nowhere is not a curated task"),
-        (5, f"wrong_split: {test.task_id} is a test task"),
-        (6, f"unlike_environment: message 2 of {train.task_id} is 'Another page.'"),
-        (7, "unlike_environment: it continues after"),
-        (8, "failed: replayed to its end, it does not solve"),
-        (10, "too_long: it has 702 words and marks"),
-        (13, "malformed: not JSON"),
-        (14, "malformed: a number is too long"),
-        (15, "malformed: values are nested too deeply"),
-        (16, "malformed: text that is not Unicode"),
-        (17, "malformed: values are nested too deeply"),
-    ]:
-        assert f"curate@search: rejected data/raw/mine.jsonl:{line}: {reason}" in printed
-    assert "1 imported conversations have names of panel tasks in them (the first: data/raw/mine.jsonl:11)" in printed
-    report = read_json(tmp_path / "reports/curate/search.json")
-    assert report["imports"]["mention_panel_names"] == 1
-    counts = report["imports"]["files"]["data/raw/mine.jsonl"]
-    assert {key: counts[key] for key in ("records", "demonstrations", "pairs", "of_other_domains", "of_tasks")} == {
-        **{"records": 17, "demonstrations": 2, "pairs": 1, "of_other_domains": 1, "of_tasks": 0}
-    }
-    assert report["demonstrations"]["kept"]["expert"] == sum(
-        one.policy_hash == "expert" for one in read_episodes(folder / "demonstrations.parquet")
-    )
-    assert report["rejected"]["panel_task"] == 1
-    assert "data/raw/mine.jsonl" in str(_curate_domain("search", 0, report))
-    free = [one for one in imported_episodes(folder) if one.task_id.startswith("imported/")]
-    assert [one.episode_id for one in free] == ["imported/mine-000001", "imported/mine-000011"]
-
-
-def test_thinking_setting_separates_thoughts_from_actions(source: Path, lines: list[str], tmp_path: Path) -> None:
-    """Contract: with `model.thinking`, thoughts are trained on and the environment plays the actions after them; without, they
-    are part of the action, which the environment does not know."""
-    shown = [one for one in read_episodes(source / "data/curated/search/demonstrations.parquet") if one.policy_hash == "expert"]
-    rows = episode_rows(shown, "messages", {})
-    for row in rows:
-        for message in row["messages"][1::2]:
-            message["content"] = f"<think>\nwhich one?\n</think>\n\n{message['content']}"
-    free = {"messages": [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "<think>hm</think>answer No"}]}
-    none = {"expert_demonstrations": 0, "noisy_demonstrations": 0}
-    back = imported_episodes(imported(tmp_path / "on", lines, [*rows, free], curate=none, model={"thinking": {}}))
-    by_task = {one.task_id: one for one in back if one.task_id in {known.task_id for known in shown}}
-    assert len(by_task) == len(shown)
-    for known in shown:
-        one = by_task[known.task_id]
-        assert [turn.action for turn in one.turns] == [turn.action for turn in known.turns]
-        assert all(message["content"].startswith("<think>\nwhich one?\n</think>") for message in one.messages[1::2])
-        assert (one.reward, one.success) == (1.0, True)
-    (talk,) = (one for one in back if one.task_id.startswith("imported/"))
-    assert (talk.turns[0].action, talk.messages[1]["content"]) == ("answer No", "<think>hm</think>answer No")
-    off = imported_episodes(imported(tmp_path / "off", lines, [*rows, free], curate=none))
-    assert [one.turns[0].action for one in off] == ["<think>hm</think>answer No"]
-
-
-def test_missing_import_file_and_file_outside_data_raw_are_rejected(lines: list[str], tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"curate\.imports lists data/raw/none\.jsonl, which does not exist"):
-        curated(tmp_path, lines, ["data/raw/none.jsonl"])
-    for name in ("data/mine.jsonl", "/tmp/a.jsonl", "data/raw/../a.jsonl", "data/raw/a.csv"):
-        with pytest.raises(ParamsError, match=r"'curate\.imports' lists .* below data/raw"):
-            parse_params({**PARAMS, "curate": {"imports": [name]}})
-    pairs = {"algorithm": "dpo", "preference": {"source": "imported"}}
-    with pytest.raises(ParamsError, match=r"curate\.imports is empty"):
-        parse_params({**PARAMS, "rl": pairs})
 
 
 def write_search_tree(source: Path, chat: Chat) -> None:
@@ -315,19 +125,6 @@ def test_pairs_round_trip(
     assert imported_pairs(folder, chat, 640) == pair_tokens(*trees, level)
     with pytest.raises(ValueError, match=r"imported/teacher-000001 has \d+ tokens, over model\.max_length \(20\)"):
         imported_pairs(folder, chat, 20)
-
-
-def test_external_source_all_draws_whole_imported_episodes(source: Path, lines: list[str], chat: Chat, tmp_path: Path) -> None:
-    """Contract: `rl.external: {source: all}` draws imported episodes of training tasks, and no parts of any."""
-    shown = [one for one in read_episodes(source / "data/curated/search/demonstrations.parquet") if one.policy_hash == "expert"]
-    rows = [*episode_rows(shown, "messages", {}), *episode_rows(shown, "turns", {})]
-    folder = imported(tmp_path, lines, rows, curate={"expert_demonstrations": 0, "noisy_demonstrations": 0})
-    tasks = {task.task_id for task in read_tasks(folder / "tasks.parquet", "train")}
-    params = parse_params({**PARAMS, "rl": {"external": {"per_group": 4, "source": "all"}}}).rl.external
-    external = ExternalEpisodes(imported_episodes(folder), tasks, chat, params, 640)
-    assert {task: external.count(task) for task in sorted(tasks)} == {
-        task: sum(one.task_id == task for one in shown) for task in sorted(tasks)
-    }
 
 
 def test_datasets_loads_every_file(source: Path, tmp_path: Path, chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:

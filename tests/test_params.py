@@ -311,6 +311,7 @@ def test_overlay_with_values_nested_too_deeply_is_refused(tmp_path: Path) -> Non
 def test_shipped_profiles_change_only_their_sections() -> None:
     changes = {"one-gpu": {"resources", "model"}, "three-domains": {"domains"}, "search-and-code": {"domains", "sft"}}
     changes["seven-domains"] = {"domains", "annotate", "evaluate"}
+    changes["transfer-bank"] = {"evaluate"}
     # Another model: its budgets, never the methods that are compared by default.
     changes["gemma-270m"] = changes["gemma-270m-gpu"] = {*Params.model_fields} - {"seed"}
     for path in sorted((ROOT / "profiles").glob("*.yaml")):

@@ -459,6 +459,7 @@ def test_file_of_an_earlier_release_is_migrated(
     old["per_domain"]["search"]["rl"]["filling"] = {"kind": "exclude"}
     old["sft"]["warmup"], old["design"] = 0.25, {"budget": 9}
     path.write_text("# mine\n" + yaml.safe_dump(old, sort_keys=False))
+    lines = len(path.read_text().splitlines())
     with pytest.raises(ParamsError) as error:
         load_params(path)
     assert "'rl.filling'. It is now 'rl.group_resampling'" in str(error.value)
@@ -472,7 +473,7 @@ def test_file_of_an_earlier_release_is_migrated(
     assert "removed annotate.selection.rule: uct, the default" in message
     text, made = path.read_text(), load_params(path)
     assert text.startswith(f"{SCHEMA}# mine\n")
-    assert len(text.splitlines()) < 210
+    assert len(text.splitlines()) < lines / 2
     assert (made.sft.warmup, made.rl.group_resampling.kind) == (0.25, "resample")
     assert made.section("rl", "search").group_resampling.kind == "exclude"
     changed = deep_merge(load_params().model_dump(), {"sft": {"warmup": 0.25}, "rl": {"group_resampling": {"kind": "resample"}}})

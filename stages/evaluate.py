@@ -13,6 +13,7 @@ from typing import Any
 
 from stages import params
 from stages.agent.environment_pool import processes_beside
+from stages.agent.model_names import evaluated_domains
 from stages.engine.engine import EngineSettings, Sampling
 from stages.environments.registry import open_domain
 from stages.evaluation.panels import EVALUATION_SCHEMA, Job, Outcome, Settings, load_panels, play, unload
@@ -79,7 +80,7 @@ def run(context: StageContext) -> None:
     if not context.shard:
         keep_only(context.root, params.domains, ["data/curated", "data/models/q", "data/models/rl"])
         keep_only(context.root, evaluate.transfer, ["data/transfer"])
-        keep_only(context.root, params.evaluated, ["data/packages/environments"])
+        keep_only(context.root, evaluated_domains(params), ["data/packages/environments"])
     panels = load_panels(context.data / "curated", params.domains, evaluate.split)
     if evaluate.split == "test":  # panels of evaluate.transfer choose no settings
         panels |= load_panels(context.data / "transfer", evaluate.transfer, made_by="transfer")

@@ -139,12 +139,9 @@ class Params(Section):
     def _domains(self) -> Params:
         if len(set(self.domains)) != len(self.domains):
             raise ValueError(f"domains lists one twice: {self.domains}")
-        transfer = self.evaluate.transfer
-        if len(set(transfer)) != len(transfer):
-            raise ValueError(f"evaluate.transfer lists one twice: {transfer}")
-        if both := sorted(set(transfer) & set(self.domains)):
+        if both := sorted(set(self.evaluate.transfer) & set(self.domains)):
             raise ValueError(f"evaluate.transfer lists {both[0]}, which is trained on; take it out of one of them")
-        for domain in self.evaluated:
+        for domain in (*self.domains, *self.evaluate.transfer):
             if domain not in self.per_domain:
                 raise ValueError(
                     f"domain '{domain}' has no entry in per_domain; add "
@@ -184,11 +181,6 @@ class Params(Section):
                 f"without; set text to false, or list models without {selectors}"
             )
         return self
-
-    @property
-    def evaluated(self) -> list[str]:
-        """The domains whose panels are played: those that are trained on, then those of evaluate.transfer."""
-        return [*self.domains, *self.evaluate.transfer]
 
     def section(self, name: str, domain: str) -> Any:
         """Section `name` with the overrides of `domain`: e.g. params.section("rl", "search") -> Rl."""

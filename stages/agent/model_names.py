@@ -35,6 +35,11 @@ FEW_SHOT = "few_shot"
 VARIANTS = (*SELECTORS, *ENVIRONMENTS, FEW_SHOT)
 
 
+def evaluated_domains(params: RunParams) -> list[str]:
+    """The domains whose panels are played: those that are trained on, then those of evaluate.transfer."""
+    return [*params.domains, *params.evaluate.transfer]
+
+
 def model_names(domains: Sequence[str]) -> list[str]:
     """Names of a run's models, in the order in which they are made."""
     return ["base", "sft", *(f"rl@{domain}" for domain in domains), "merged", "merged_linear"]

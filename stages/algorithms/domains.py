@@ -10,8 +10,10 @@ from stages.runtime.validation import ParamsError
 
 
 def check_domain(method: Composition, rl: Rl, domain: Any) -> None:
-    """Raise ParamsError if the resolved section does not fit the domain: a method that needs another, costs without prices, or
-    credit of turns that have no token to train."""
+    """Raise ParamsError if the resolved section does not fit the domain: one without training tasks, a method that needs another,
+    costs without prices, or credit of turns that have no token to train."""
+    if getattr(domain, "only_tests", False):
+        raise ParamsError(f"domains lists {domain.name}, which has test tasks alone; list it in evaluate.transfer instead")
     if method.fits is not None:
         method.fits(domain, rl)
     if rl.cost.kind != "none" and not (hasattr(domain, "tools") and domain.tools()):

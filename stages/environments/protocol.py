@@ -192,6 +192,7 @@ class Domain(Protocol):
     # For off-policy methods: `known_actions(task) -> Sequence[tuple[str, float]]`, final actions with their return.
     # For stages that play the domain: `ready() -> None`, called in the stage's own process before it loads a model. It finds what
     # the domain needs on this machine (a sandbox, say), prints it to standard error, and raises ParamsError if it is missing.
+    # For domains that nothing can be trained on: `only_tests = True`; they are listed in evaluate.transfer.
     # For results that the policy writes itself: `writes_evidence() -> bool`.
     # For costs in rewards (`rl.cost`): `tools() -> Sequence[str]`, the names of priced tools.
     # For critics: `returns() -> tuple[float, float]`, the smallest and largest return, if they are not 0 and 1.

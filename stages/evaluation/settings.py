@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from stages.agent.scaffold import Scaffold
 from stages.engine.settings import SamplingParams
@@ -51,3 +51,10 @@ class Evaluate(Section):
     which `environment` and `curate.test` count."""
     split: Literal["test", "valid"] = "test"
     """valid: the validation tasks instead of the frozen panels, for choosing settings."""
+
+    @field_validator("transfer")
+    @classmethod
+    def _once(cls, value: list[str]) -> list[str]:
+        if len(set(value)) != len(value):
+            raise ValueError(f"lists a domain twice: {value}")
+        return value

@@ -144,9 +144,12 @@ def blocks(root: Path) -> dict[str, Block]:
         return f"{short}\n{comparisons_list(evaluation, evaluated, confidence)}" if full else short
 
     def profile(name: str) -> Block:
-        overlay = yaml.safe_load((root / "profiles" / f"{name}.yaml").read_text("utf-8"))
-        domains = [*overlay["domains"], *overlay.get("evaluate", {}).get("transfer", [])]
-        return lambda document: table(KEPT / f"{name}.json", domains, True)
+        def text(document: Path) -> str:
+            overlay = yaml.safe_load((root / "profiles" / f"{name}.yaml").read_text("utf-8"))
+            domains = [*overlay["domains"], *overlay.get("evaluate", {}).get("transfer", [])]
+            return table(KEPT / f"{name}.json", domains, True)
+
+        return text
 
     return {
         "results": lambda document: table(EVALUATION, default, False),

@@ -20,11 +20,6 @@ class RunParams(Protocol):
     evaluate: Any
     per_domain: Any
 
-    @property
-    def evaluated(self) -> list[str]:
-        """The domains whose panels are played."""
-        ...
-
     def section(self, name: str, domain: str) -> Any:
         """A section with the overrides of `domain`."""
         ...

@@ -172,9 +172,10 @@ def _prepare(name: str, kind: Kind, settings: Settings, open_tracker: OpenTracke
     die_with_parent()
     root = Path.cwd()
     params = settings.load_params(root / "params.yaml")
-    listed, key = (params.evaluate.transfer, "evaluate.transfer") if name == TRANSFER else (params.domains, "domains")
-    if domain is not None and domain not in listed:
-        raise ParamsError(f"--domain {domain} is not among `{key}` in params.yaml: {', '.join(listed)}")
+    if name == TRANSFER and domain not in params.evaluate.transfer:
+        raise ParamsError(f"--domain {domain} is not among `evaluate.transfer` in params.yaml")
+    if name != TRANSFER and domain is not None and domain not in params.domains:
+        raise ParamsError(f"--domain {domain} is not among `domains` in params.yaml: {', '.join(params.domains)}")
     shard = Shard.parse(share) if share else None
     if kind.launched and params.resources.launch and LAUNCHED not in os.environ:
         settings.check_launch(params, root)

@@ -73,7 +73,7 @@ def test_more_than_two_arms_are_compared_with_the_first(board: Path, params: dic
     [
         (["Bad-Name", *ARMS], "small letters"),
         (["one", *ARMS[:3]], "at least twice"),
-        (["one", *ARMS, "--environment", "chess"], "params.yaml has briefing"),
+        (["one", *ARMS, "--environment", "chess"], "params.yaml has bank, briefing"),
         (["one", "--arm", "a", "--arm", "b", "rl.algoritm=grpo"], "algoritm"),
         (["one", "--arm", "a", "--arm", "b", "grpo"], "KEY=VALUE"),
         (["one", *ARMS, "--metric", "history.entropy.last"], "margin"),

@@ -17,7 +17,9 @@ from stages.environments.bank import domain as bank_domain
 from stages.environments.bank.environment import INSTRUCTIONS
 from stages.environments.bank.source import INSIDE, plain
 from stages.environments.pages.environment import NO_HIT, USAGE
+from stages.params import check_domains, parse_params
 from stages.records.task import SUCCESS_TERM
+from stages.runtime.validation import ParamsError
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [
@@ -144,3 +146,9 @@ def test_expert_opens_what_its_turns_allow(raw: Path) -> None:
             assert step.accepted
             reward += step.reward
         assert reward == expected
+
+
+def test_nothing_can_be_trained_on_it() -> None:
+    values = {"domains": ["bank"], "per_domain": {"bank": {}}}
+    with pytest.raises(ParamsError, match=r"domains lists bank, which has test tasks alone; list it in evaluate\.transfer"):
+        check_domains(parse_params(values))

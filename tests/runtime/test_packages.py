@@ -35,7 +35,11 @@ stages:
       - data/packages/algorithms/${item.domain}.json
     outs: ["learn-${item.domain}"]
 """
-PARAMS = "domains: [maze, search]\nrl: {algorithm: grpo}\nper_domain: {maze: {rl: {algorithm: gpgx}}, search: {rl: {}}}\n"
+PARAMS = """domains: [maze, search]
+evaluate: {transfer: []}
+rl: {algorithm: grpo}
+per_domain: {maze: {rl: {algorithm: gpgx}}, search: {rl: {}}}
+"""
 RAN = re.compile(r"^Running stage '([^':]+)'", re.M)
 
 

@@ -347,7 +347,7 @@ def test_evaluate_plays_a_policy_with_its_instruction(tmp_path: Path, tiny_polic
     write_instruction(folder, "toy", f"Look. {QUESTION}")
     assert (read_instruction(folder, "toy"), read_instruction(folder, "other")) == (f"Look. {QUESTION}", QUESTION)
     panel: Any = SimpleNamespace(hash="p", environment={}, tasks=tuple(letter_tasks(2)))
-    evaluate = SimpleNamespace(attempts=1, chunk=10)
+    evaluate = SimpleNamespace(attempts=1, chunk=10, transfer=[])
     context: Any = SimpleNamespace(params=SimpleNamespace(evaluate=evaluate), data=tmp_path)
     domains = {"sft": ["toy", "other"], "rl@toy": ["toy", "other"]}
     jobs = plan_jobs(context, {"toy": panel, "other": panel}, {"sft": tiny_policy, "rl@toy": folder}, domains)

@@ -23,6 +23,7 @@ _FIELDS: dict[str, type] = {"task_id": str, "split": str, "situation": str, "req
 class BankDomain(RecipeDomain[BankSettings]):
     name = "bank"
     Settings = BankSettings
+    only_tests = True
 
     @cached_property
     def _documents(self) -> dict[str, Page]:

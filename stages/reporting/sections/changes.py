@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from stages.agent.model_names import evaluated_domains
 from stages.reporting.blocks import Block, Figures, Link, Section, Table, Text, draw, percent
 from stages.reporting.changes import SuccessChange, code_changes, parameter_changes, success_changes
 from stages.reporting.figures.outcome import differences
@@ -43,7 +44,7 @@ def _row(change: SuccessChange) -> list[str]:
 
 
 def success_blocks(changes: Sequence[SuccessChange], inputs: Inputs) -> list[Block]:
-    confidence, domains = confidence_of(inputs), inputs.params.evaluated
+    confidence, domains = confidence_of(inputs), evaluated_domains(inputs.params)
     if changes and all(change.equal for change in changes):
         return [Text("Success is identical on every task for every model.")]
     equal = [f"{change.model} on {change.domain}" for change in changes if change.equal]

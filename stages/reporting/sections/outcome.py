@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stages.agent.model_names import evaluated_domains as panel_domains
 from stages.reporting import spread
 from stages.reporting.blocks import Block, Drawing, Figures, Link, Section, Table, Text, draw, number, slug
 from stages.reporting.figures.curves import has_column, rl_panel
@@ -37,7 +38,7 @@ def confidence_of(inputs: Inputs) -> float:
 def evaluated_domains(inputs: Inputs) -> list[str]:
     """Domains of params.yaml that were evaluated, in order; those of evaluate.transfer come last."""
     rows = inputs.evaluation["models"].values()
-    return [domain for domain in inputs.params.evaluated if any(domain in row for row in rows)]
+    return [domain for domain in panel_domains(inputs.params) if any(domain in row for row in rows)]
 
 
 def tiles(inputs: Inputs) -> list[dict[str, Any]]:
@@ -45,7 +46,7 @@ def tiles(inputs: Inputs) -> list[dict[str, Any]]:
     confidence = confidence_of(inputs)
     found = []
     names = {"base": "base model", "sft": "after fine-tuning", "merged": "merged generalist"}
-    for index, domain in enumerate(inputs.params.evaluated):
+    for index, domain in enumerate(panel_domains(inputs.params)):
         steps = journey(inputs.evaluation, domain)
         if not steps:
             continue
@@ -197,7 +198,7 @@ def spread_blocks(inputs: Inputs) -> list[Block]:
 
 
 def outcome_section(inputs: Inputs) -> Section:
-    domains, every = evaluated_domains(inputs), inputs.params.evaluated
+    domains, every = evaluated_domains(inputs), panel_domains(inputs.params)
     confidence = confidence_of(inputs)
     section = Section("results", "Results", INTRO.format(level=f"{100 * confidence:g} %"))
     if not domains:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import yaml
 
+from stages.agent.model_names import evaluated_domains
 from stages.records.sections import params_hash
 from stages.reporting.blocks import Code, Section, Table
 from stages.reporting.inputs import Inputs
@@ -50,7 +51,7 @@ def provenance_section(inputs: Inputs) -> Section:
         section.blocks.append(Table(title, ("domain", "source", "hash"), policies[:shown], text_columns=3))
     values = inputs.params.model_dump(mode="json")
     # Domains in the order of `domains`, whatever the order of keys in the file.
-    values["per_domain"] = {domain: values["per_domain"][domain] for domain in inputs.params.evaluated}
+    values["per_domain"] = {domain: values["per_domain"][domain] for domain in evaluated_domains(inputs.params)}
     text = yaml.safe_dump(values, sort_keys=False, width=110)
     section.blocks.append(Code("params.yaml, resolved", text))
     return section

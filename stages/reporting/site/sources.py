@@ -77,6 +77,7 @@ def _pipeline(root: Path) -> str:
             ", ".join(f"`{one}`" for one in sorted(graph.predecessors(name), key=place.__getitem__)),
         )
         for name, entry in entries.items()
+        if name in graph  # not one whose matrix is empty
     )
     return markdown_table(("stage", "what it does", "reads"), lines)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stages.agent.model_names import evaluated_domains
 from stages.environments.registry import GROUP
 from stages.reporting.blocks import rounded
 from stages.reporting.episodes import token_text
@@ -69,7 +70,7 @@ def render_viewer(
         "comparisons": comparisons(inputs),
         "values": dict(values),
     }
-    scripts = {domain: text for domain in inputs.params.evaluated if (text := renderer(domain)) is not None}
+    scripts = {domain: text for domain in evaluated_domains(inputs.params) if (text := renderer(domain)) is not None}
     return viewer_page({**index_json(groups), **listed}, [inline(scripts[domain]) for domain in sorted(scripts)])
 
 

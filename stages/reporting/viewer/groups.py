@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from stages.agent.model_names import evaluated_domains
 from stages.evaluation.stored_episodes import FILE, played_groups
 from stages.reporting.inputs import ROLLOUTS, Inputs
 from stages.reporting.kept import Run, episodes_path, newest
@@ -79,7 +80,7 @@ def groups_of(root: Path, inputs: Inputs) -> Iterator[Group]:
     for row in inputs.outcomes:
         clusters.setdefault(row["domain"], {})[row["task_id"]] = row["cluster"]
     models = model_order(list(inputs.evaluation["models"]), inputs.params.domains)
-    for domain in inputs.params.evaluated:
+    for domain in evaluated_domains(inputs.params):
         sources = inputs.domains[domain].episodes if domain in inputs.domains else {}
         for source, rows in sources.items():
             if rows:
@@ -102,7 +103,7 @@ def kept_groups(root: Path, before: KeptRun, domain: str, clusters: Mapping[str,
 def group_count(root: Path, inputs: Inputs) -> int:
     """Number of groups that `groups_of` yields."""
     sources = sum(bool(rows) for given in inputs.domains.values() for rows in given.episodes.values())
-    domains = inputs.params.evaluated
+    domains = evaluated_domains(inputs.params)
     played = sum(domain in by_domain for by_domain in inputs.evaluation["models"].values() for domain in domains)
     kept = [(before, domain) for domain in domains if (before := run_before(inputs, domain)) is not None]
     return sources + (played if (root / FILE).exists() else 0) + sum(len(before.models(domain)) for before, domain in kept)

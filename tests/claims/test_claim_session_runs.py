@@ -1,0 +1,182 @@
+"""Runs of an experiment's session: its looks, their cost, and resuming after a failure or a kill."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_runner import GATE, PARAMS, SPEC, TUNE, FakeRunner, experiment, run, saved
+
+from stages.claims import session as sessions
+from stages.claims.cost import cost_of
+from stages.claims.results import Results, result_path
+from stages.claims.session import Session
+
+
+class Equal(FakeRunner):
+    """Arms of equal success whose differences scatter by 8 points."""
+
+    def success(self, algorithm: str, seed: int, rate: float) -> float:
+        return 0.6 + 0.08 * ((seed + (algorithm == "rloo")) % 2)
+
+
+def test_decided_comparison_gets_no_further_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runner, failed = run(tmp_path, experiment(tmp_path))
+    assert (failed, len(runner.played), runner.released) == (0, 8, 8)
+    (claim,) = saved(tmp_path)["claims"]
+    assert (claim["verdict"], claim["seeds"], [look["seeds"] for look in claim["looks"]]) == ("reproduced", 4, [4])
+    assert "look at 4 of 8 seeds: 0 of 1 comparisons open" in capsys.readouterr().out
+    assert run(tmp_path, experiment(tmp_path))[0].played == []
+
+
+def test_workspaces_of_stored_runs_are_removed(tmp_path: Path) -> None:
+    """Contract: a session that is killed between storing a run and removing its workspace leaves nothing for good."""
+    run(tmp_path, experiment(tmp_path))
+    again, _ = run(tmp_path, experiment(tmp_path))
+    assert (again.played, again.released) == ([], 8)
+
+
+def test_only_arms_of_open_comparisons_get_further_seeds(tmp_path: Path) -> None:
+    """Contract: grpo and pacs are compared up to the last look, rloo's claim is decided at the first; an arm that no claim names
+    is measured only at the first look."""
+    pacs = {"says": "PACS is better.", "arm": "pacs", "against": "grpo"}
+    one = experiment(
+        tmp_path,
+        arms={**SPEC["arms"], "pacs": {"rl": {"algorithm": "pacs"}}, "ppo": {"rl": {"algorithm": "ppo"}}},
+        claims=[*SPEC["claims"], pacs],
+    )
+
+    class Close(FakeRunner):
+        def success(self, algorithm: str, seed: int, rate: float) -> float:
+            if algorithm == "rloo":
+                return 0.9 + 0.01 * (seed % 2)
+            return 0.6 + 0.08 * ((seed + (algorithm == "pacs")) % 2)
+
+    runner, failed = run(tmp_path, one, Close(tmp_path))
+    assert failed == 0
+    assert Counter(name.split("/")[0] for name in runner.played) == {"rloo": 4, "grpo": 8, "pacs": 8, "ppo": 4}
+    first, second = saved(tmp_path)["claims"]
+    assert (first["verdict"], second["verdict"]) == ("reproduced", "undecided")
+    assert [look["seeds"] for look in second["looks"]] == [4, 6, 8]
+    assert [look["alpha"] for look in second["looks"]] == pytest.approx([0.01, 0.015, 0.025])
+
+
+def test_after_each_look_the_rest_is_estimated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path, experiment(tmp_path), Equal(tmp_path))
+    said = capsys.readouterr().out
+    assert "look at 4 of 8 seeds: 1 of 1 comparisons open\nclaim: rloo: about 8 runs, at most 8, 8,000 environment steps" in said
+    assert "look at 8 of 8 seeds: 0 of 1 comparisons open\nclaim: rloo: nothing to run; 1 claims, 0 open" in said
+
+
+def test_arm_without_training_is_run_once(tmp_path: Path) -> None:
+    arms = {"rloo": SPEC["arms"]["rloo"], "grpo": {"evaluate": {"models": ["sft"]}}}
+    runner, _ = run(tmp_path, experiment(tmp_path, arms=arms))
+    assert Counter(name.split("/")[0] for name in runner.played) == {"rloo": 4, "sft": 1}
+    assert saved(tmp_path)["claims"][0]["verdict"] == "reproduced"
+
+
+def test_a_gallery_runs_each_arm_itself(tmp_path: Path) -> None:
+    """Contract: a gallery's arms run once per seed and reuse no other experiment's run, which may have no curve."""
+    run(tmp_path, experiment(tmp_path))
+    gallery = experiment(tmp_path, "gallery", claims=None, looks=[1], gate=None, ungated="nothing is judged")
+    runner, failed = run(tmp_path, gallery, slug="gallery")
+    assert (failed, len(runner.played)) == (0, len(gallery.arms))
+    assert run(tmp_path, gallery, slug="gallery")[0].played == []
+
+
+def test_failed_run_keeps_the_others_and_is_retried(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, runner = experiment(tmp_path), FakeRunner(tmp_path)
+    runner.failing = "grpo/2"
+    assert run(tmp_path, one, runner)[1] == 1
+    assert (len(runner.played), runner.released) == (8, 7)
+    assert "grpo/2 failed: no room left" in capsys.readouterr().err
+    assert saved(tmp_path)["claims"][0]["verdict"] is None
+    again, failed = run(tmp_path, one)
+    assert (failed, again.played) == (0, ["grpo/2"])
+    assert saved(tmp_path)["start"] == {"grpo": 0.4, "rloo": 0.4}
+
+
+def test_killed_session_repeats_no_stored_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: killed before or after any write, a session resumes gate, tuning and seeds, repeats no stored run and ends with
+    the same result."""
+
+    def stored() -> set[str]:
+        found = saved(root) if result_path(root, "rloo").exists() else {"runs": {}, "trials": {}}
+        trials = [name.split("/") for name in found["trials"]]
+        return {*found["runs"], *(f"{arm}/{seed} {value} valid" for arm, value, seed in trials)}
+
+    whole = {"claims", "gate", "tuning", "chosen", "start"}
+    one = experiment(tmp_path / "a", **TUNE, **GATE)
+    runner, _ = run(tmp_path / "a", one)
+    expected, played = saved(tmp_path / "a"), Counter(runner.played)
+    one, root = experiment(tmp_path / "b", **TUNE, **GATE), tmp_path / "b"
+    seen, real, writes = set(), sessions.write, 0
+
+    def killed(*arguments: Any) -> Any:
+        nonlocal writes
+        writes += 1
+        if writes % 4 == 0:
+            raise KeyboardInterrupt
+        found = real(*arguments)
+        if writes % 4 == 2:
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr(sessions, "write", killed)
+    for _ in range(100):
+        runner, before = FakeRunner(root), stored()
+        try:
+            Session(root, "rloo", one, PARAMS, runner, jobs=1).run()
+        except KeyboardInterrupt:
+            assert not before & set(runner.played)
+            seen |= set(runner.played)
+        else:
+            break
+    assert {key: saved(root)[key] for key in whole} == {key: expected[key] for key in whole}
+    assert seen | set(runner.played) == set(played)
+
+
+def test_interrupt_starts_no_further_runs() -> None:
+    """Contract: after Ctrl-C the runs in progress finish and no others start."""
+    started, ended = [], threading.Event()
+
+    def play(one: str) -> str:
+        started.append(one)
+        if one != "first":
+            ended.wait(60)
+        return one
+
+    results = sessions.outcomes(["first", "second", "third", "fourth"], play, jobs=2)  # type: ignore[arg-type, list-item]
+    assert next(results) == ("first", "first")
+    threading.Timer(0.2, ended.set).start()
+    results.close()
+    assert "fourth" not in started
+
+
+def test_cost_before_and_after_the_runs(tmp_path: Path) -> None:
+    """2 arms x 3 values of tuning and 4 seeds each without results, 8 at most; nothing once it is decided. Arms whose differences
+    do not scatter need only the first look."""
+    one = experiment(tmp_path, **TUNE)
+    cost = cost_of(one, PARAMS, Results(), [])
+    assert (cost.trials, cost.runs, cost.most, cost.seconds, cost.still_open) == (6, 6 + 16, 6 + 16, None, 1)
+    timed = Results(outcomes={"x/0": {"environment_steps": 500, "seconds": 30.0, "key": "", "metrics": {}}})
+    assert cost_of(one, PARAMS, Results(), [timed]).seconds == pytest.approx(22 * 60.0)
+    assert "22 runs (6 of them tuning), at most 22, 22,000 environment steps, time unknown" in cost.line(one, 2)
+    run(tmp_path, one)
+    done = cost_of(one, PARAMS, Results.load(tmp_path, "rloo"), [])
+    assert (done.runs, done.most, done.still_open) == (0, 0, 0)
+    assert done.line(one, 2) == "nothing to run; 1 claims, 0 open"
+
+
+def test_cost_of_an_open_comparison_follows_its_scatter(tmp_path: Path) -> None:
+    """Contract: expected seeds follow from the spread of the differences so far, between the next look and the last."""
+    one = experiment(tmp_path)
+    runner = Equal(tmp_path)
+    runner.failing = "grpo/5"
+    run(tmp_path, one, runner)
+    cost = cost_of(one, PARAMS, Results.load(tmp_path, "rloo"), [])
+    assert 1 <= cost.runs <= cost.most == 5
+    assert cost.seconds == 60.0 * cost.runs

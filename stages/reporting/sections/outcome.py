@@ -60,7 +60,8 @@ def tiles(inputs: Inputs) -> list[dict[str, Any]]:
             for model, estimate in steps
         ]
         lines = headline(inputs.evaluation, domain, confidence)
-        found.append({"domain": domain, "colour": domain_colour(index), "steps": rows, "verdicts": lines})
+        name = domain if domain in inputs.params.domains else f"{domain}, not trained on"
+        found.append({"domain": name, "colour": domain_colour(index), "steps": rows, "verdicts": lines})
     return found
 
 
@@ -117,6 +118,7 @@ def panels_text(inputs: Inputs) -> Text:
     evaluation = inputs.evaluation
     parts = [
         f"{domain}: {panel_sizes(evaluation, domain)} tasks, panel {evaluation['panels'].get(domain, '?')}"
+        f"{'' if domain in inputs.params.domains else ', nothing was trained on it'}"
         for domain in evaluated_domains(inputs)
     ]
     attempts = f" Attempts per task: {evaluation['attempts']}." if evaluation.get("attempts") else ""

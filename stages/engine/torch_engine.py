@@ -36,8 +36,8 @@ CHUNK = 256
 """Maximum tokens fed per row in one pass."""
 PASS_TOKENS = 4096
 """Maximum tokens fed in one pass, each row's rounded up."""
-DRAWN_LOGITS = {"cpu": 1 << 20, "cuda": 1 << 24}
-"""Maximum logits that one draw copies to float64, by device: 8 MB stay in a CPU's caches."""
+DRAWN_LOGITS = {"cpu": 1 << 20}
+"""Maximum logits that one draw copies to float64, by device, elsewhere 1 << 24: 8 MB stay in a CPU's caches."""
 COUNTERS = ("sampled_tokens", "fed_tokens", "forward_passes", "forked_tokens")
 READING = Sampling()
 """Placeholder that marks sessions as busy while `read` runs."""
@@ -308,7 +308,7 @@ class TorchEngine:
         """Draw the next tokens of cache rows `rows` from hidden states [N, D]; of a large vocabulary, of some rows at a time."""
         logits = logits_of(self.model, hidden)
         every = np.arange(self.cache.slots + 1)[rows]
-        step = max(1, DRAWN_LOGITS[self.device.type] // logits.shape[-1])
+        step = max(1, DRAWN_LOGITS.get(self.device.type, 1 << 24) // logits.shape[-1])
         parts = [
             draw_rows(logits[at : at + step], self.table, every[at : at + step], self._passes.to_device)
             for at in range(0, len(every), step)

@@ -54,7 +54,14 @@ def plan_jobs(
             digest = hashlib.sha256(f"{digest}+{variant}".encode()).hexdigest()[:16]
         own = {domain: text for domain in domains[name] if (text := read_instruction(folder, domain)) != QUESTION}
         digest = team_hash(digest, folder, domains[name])
-        shown = {domain: shortest(curated / domain, evaluate.examples) for domain in domains[name]} if variant == FEW_SHOT else {}
+        shown = {}
+        for domain in domains[name] if variant == FEW_SHOT else ():
+            if panels[domain].environment.get("constraint"):
+                raise ValueError(
+                    f"evaluate.models: {name} is shown turns of others, which the constraint of {domain} would count as its own; "
+                    f"leave it out, or set per_domain.{domain}.environment.constraint to null"
+                )
+            shown[domain] = shortest(curated / domain, evaluate.examples)
         for text in (*own.values(), *shown.values()):
             digest = hashlib.sha256(f"{digest}+{text}".encode()).hexdigest()[:16]
         same = first.setdefault(digest, name)

@@ -20,7 +20,8 @@ from stages.agent.policy import load_policy
 from stages.curation.panel import make_panel, write_panel
 from stages.environments.registry import load_domain
 from stages.evaluation import panels as panels_module
-from stages.evaluation.panels import Settings, play
+from stages.evaluation.panels import Settings, load_panels, play
+from stages.evaluation.plan import plan_jobs
 from stages.params import parse_params
 from stages.records.episode import Episode, read_rows, read_tasks, write_episodes, write_tasks
 from stages.runtime.shards import Shard
@@ -176,6 +177,10 @@ def test_few_shot_models_see_the_shortest_demonstrations_first(context: StageCon
     assert prompts["base"] == chat.encode([question]).token_ids
     rows = read_rows(context.data / "evaluation" / "rows.parquet")
     assert (len({row["panel"] for row in rows}), len({row["policy_hash"] for row in rows})) == (1, 2)
+    panel = load_panels(folder.parent, ["search"])["search"]
+    ruled = {"search": replace(panel, environment={"constraint": {"spec": "react"}})}
+    with pytest.raises(ValueError, match="the constraint of search would count as its own"):
+        plan_jobs(context, ruled, {"base+few_shot": context.data / "base"}, {"base+few_shot": ["search"]})
     many = parse_params({**values, "evaluate": {**values["evaluate"], "examples": 2}})
     with pytest.raises(ValueError, match=r"evaluate\.examples is 2, and .* has demonstrations of 1 training tasks"):
         evaluate.run(StageContext("evaluate", None, many, context.root, Tracker()))

@@ -12,7 +12,8 @@
 # make viewers  Inspect and Harbor, in an environment of their own: tests open with them what was exported
 # make screenshots take the screenshots in docs/ (needs Chromium and its driver; after make lifecycle)
 # make bench       compare speed with TRL, transformers and mergekit (about an hour, on an otherwise idle machine)
-# make claims      run unfinished experiments of reports/claims (hours; METHOD=lite_ppo: only one) and generate the board
+# make claims      run unfinished experiments of reports/claims (hours; METHOD=lite_ppo: only one; PROFILE=gemma-270m: those on that
+#                  model) and generate the board
 # make control     lane control: value learning on small problems, its page reports/control/page.html (METHOD=sac: one method)
 #
 # PYTHON=python3.12 selects the interpreter for .venv. TORCH_ARGS passes options to pip for torch only, e.g. the index of
@@ -21,7 +22,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install lifecycle test test-all lint ui experiments plots serve serve-stop agent keep docs site viewers screenshots bench claims control lock clean
+.PHONY: help install extras lifecycle test test-all lint ui experiments plots serve serve-stop agent keep docs site viewers screenshots bench claims control lock clean
 
 PYTHON ?= python3
 TORCH_ARGS ?=
@@ -60,11 +61,12 @@ PROFILE ?=
 # Extras of this project that a profile needs.
 EXTRA_gemma-270m := gemma
 EXTRAS = $(strip $(foreach name,$(PROFILE),$(EXTRA_$(name))))
+extras: install
+	@$(if $(PROFILE),python -m stages.exchange terms $(PROFILE))
+	$(foreach extra,$(EXTRAS),@pip install -qq -c requirements.lock --no-build-isolation -e '.[$(extra)]')
 
 ifneq ($(PROFILE),)
-lifecycle: install
-	@python -m stages.exchange terms $(PROFILE)
-	$(foreach extra,$(EXTRAS),@pip install -qq -c requirements.lock --no-build-isolation -e '.[$(extra)]')
+lifecycle: extras
 	python -m flows.profile $(PROFILE)
 else
 lifecycle: install
@@ -154,10 +156,12 @@ bench: install
 	python -m benchmarks.documents
 
 # Prints the cost first. Interrupted runs resume. BELLWETHER_JOBS=1 runs one arm and seed at a time.
-claims: install
-	@python -m stages.claims --check $(METHOD)
-	@echo "claims: dvc repro reports/claims/dvc.yaml (finished experiments are skipped)"
-	dvc --wait-for-lock repro reports/claims/dvc.yaml$(if $(METHOD),:claim@$(METHOD))
+CHOSEN = $(if $(METHOD),$(METHOD),$(if $(PROFILE),--profile $(PROFILE)))
+claims: extras
+	$(if $(PROFILE),@python -m flows.profile --model $(PROFILE))
+	@python -m stages.claims --check $(CHOSEN)
+	@echo "claims: dvc repro (finished experiments are skipped)"
+	dvc --wait-for-lock repro $$(python -m stages.claims --targets $(CHOSEN))
 	python -m stages.reporting.documents
 
 # Modules of the extra `control`.

@@ -15,7 +15,7 @@ from prefect import flow, task
 from pydantic import WithJsonSchema
 
 from flows.lifecycle import logger
-from flows.pipeline import StageResult, run_stage
+from flows.pipeline import StageResult, read_settings, run_stage
 from flows.process import ROOT, StageFailedError, capture
 from stages.runtime.command import command
 
@@ -34,12 +34,14 @@ Method = Annotated[str, WithJsonSchema({"type": "string", "enum": known_methods(
 
 
 def chosen(methods: list[str] | None, root: Path) -> list[str]:
-    """The experiments to run: `methods`, or all. Raises ValueError for unknown ones, listing those that exist."""
+    """The experiments to run: `methods`, or all but those of a profile, whose model may not be there. Raises ValueError for
+    unknown ones, listing those that exist."""
     known = known_methods(root)
     unknown = sorted(set(methods or []) - set(known))
     if unknown:
         raise ValueError(f"unknown experiment {', '.join(unknown)}; reports/claims has {', '.join(known)}")
-    return methods or known
+    files = {name: root / PIPELINE.with_name(f"{name}.yaml") for name in known}
+    return methods or [name for name, file in files.items() if not (file.exists() and read_settings(file).get("profile"))]
 
 
 def target(method: str) -> str:
@@ -66,7 +68,7 @@ def claims(methods: list[Method] | None = None, root: str = "") -> dict[str, Sta
     """Bring the board of claims up to date. A failed experiment does not stop the others; the first failure is raised at the end.
 
     Args:
-        methods: Names of experiments in reports/claims, such as lite_ppo; empty: all.
+        methods: Names of experiments in reports/claims, such as lite_ppo; empty: all without a profile.
         root: The checkout; empty: that of this flow.
     """
     folder = Path(root or ROOT)
@@ -85,7 +87,7 @@ def claims(methods: list[Method] | None = None, root: str = "") -> dict[str, Sta
 @command
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.claims", description="Bring the board of claims up to date.")
-    parser.add_argument("methods", nargs="*", metavar="METHOD", help="experiments in reports/claims; all by default")
+    parser.add_argument("methods", nargs="*", metavar="METHOD", help="experiments in reports/claims; none: all without profile")
     options = parser.parse_args()
     try:
         claims(options.methods or None)

@@ -3,7 +3,8 @@
 .bellwether/profiles/<names> is a clone of the last commit that shares DVC's cache, so params.yaml, dvc.lock and the results of
 the checkout stay as they are. Imports below data/raw that are not in git are copied there. The model is made there if it comes
 from a package, the profiles are applied in order, and the lifecycle runs; an interrupted run continues where it stopped. The
-results are copied to reports/profiles/<names>.json.
+results are copied to reports/profiles/<names>.json. With `--model`, only the model is made, in the checkout itself: `make claims
+PROFILE=gemma-270m` runs the board's experiments on it.
 """
 
 from __future__ import annotations
@@ -125,10 +126,15 @@ def lifecycle(names: Sequence[str], folder: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.profile", description=__doc__.split("\n")[0])
     parser.add_argument("profiles", nargs="+", metavar="PROFILE", help="a file in profiles/, without .yaml")
-    names = parser.parse_args().profiles
+    parser.add_argument("--model", action="store_true", help="only make the profiles' models, in this checkout")
+    options = parser.parse_args()
+    names = options.profiles
     folder, result = ROOT / COPIES / "+".join(names), ROOT / RESULTS / f"{'+'.join(names)}.json"
     try:
-        overlays(ROOT, names)
+        files = overlays(ROOT, names)
+        if options.model:
+            make_models(ROOT, files)
+            return 0
         with locked(folder.with_name(f"{folder.name}.lock"), wait=False) as alone:
             if not alone:
                 raise StageFailedError(f"{folder.name} already runs in {folder}; wait until it has finished, or end it")

@@ -154,6 +154,8 @@ class Experiment(Section):
     paper: str
     switch: str
     """The setting of params.yaml that selects it."""
+    profile: str | None = None
+    """A file of profiles/, without .yaml, over params.yaml: of experiments on another model, which run only when asked for."""
     environment: str
     """A domain of params.yaml; in lane merge, the specialists' domains, as textworld+search+shop; in lane control, a problem of
     stages/control/problems.py."""
@@ -325,3 +327,9 @@ def load_experiment(path: Path) -> Experiment:
 def slugs(root: Path) -> list[str]:
     """Names of all experiments, sorted."""
     return sorted(path.stem for path in (root / FOLDER).glob("*.yaml") if path.name != "dvc.yaml")
+
+
+def peers(root: Path, slug: str, profile: str | None) -> list[str]:
+    """Names of the other experiments of this profile, sorted: their runs may be equal, and take about as long."""
+    files = ((name, root / FOLDER / f"{name}.yaml") for name in slugs(root) if name != slug)
+    return [name for name, path in files if yaml.safe_load(path.read_text(encoding="utf-8")).get("profile") == profile]

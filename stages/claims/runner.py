@@ -54,8 +54,9 @@ for sys.argv in json.loads(sys.argv[1]):
 
 
 def clean_commit(root: Path) -> str:
-    """The commit that is checked out. Raises RunFailedError if SOURCES differ from it, since results name a commit."""
-    changed = git(root, "status", "--porcelain", "--", *SOURCES)
+    """The commit that is checked out. Raises RunFailedError if SOURCES or profiles differ from it, since results name a
+    commit."""
+    changed = git(root, "status", "--porcelain", "--", *SOURCES, "profiles")
     if changed:
         raise RunFailedError(f"results name the commit they were measured at; commit these changes first:\n{changed}")
     return git(root, "rev-parse", "HEAD").strip()

@@ -15,7 +15,7 @@ from typing import Any
 from stages.claims.arms import common_values, run_values
 from stages.claims.code import MODULES
 from stages.claims.cost import cost_of
-from stages.claims.experiment import Experiment, slugs
+from stages.claims.experiment import Experiment, peers
 from stages.claims.gates import judge_gate
 from stages.claims.judging import is_open, looks_of, write
 from stages.claims.plan import Outcome, Run, metrics_of, planned_runs
@@ -76,7 +76,7 @@ class Session:
     @cached_property
     def others(self) -> list[Results]:
         """Results of the other experiments, whose runs may be equal."""
-        return [Results.load(self.root, other) for other in slugs(self.root) if other != self.slug]
+        return [Results.load(self.root, other) for other in peers(self.root, self.slug, self.experiment.profile)]
 
     def say(self, text: str) -> None:
         print(f"claim: {self.slug}: {text}", flush=True)

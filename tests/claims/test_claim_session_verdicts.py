@@ -66,10 +66,10 @@ def test_judging_again_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixtur
     dropped."""
     run(tmp_path, experiment(tmp_path))
     stricter = experiment(tmp_path, claims=[{**SPEC["claims"][0], "threshold": 0.5}])
-    command.judge_again(tmp_path, {"rloo": stricter}, PARAMS)
+    command.judge_again(tmp_path, {"rloo": command.Entry(stricter, PARAMS)})
     assert saved(tmp_path)["claims"][0]["verdict"] == "not reproduced"
     other = experiment(tmp_path, budget={"environment_steps": 50})
-    command.judge_again(tmp_path, {"rloo": other}, PARAMS)
+    command.judge_again(tmp_path, {"rloo": command.Entry(other, PARAMS)})
     assert (saved(tmp_path)["runs"], saved(tmp_path)["claims"][0]["verdict"]) == ({}, None)
     assert "judged 0 runs; 8 of other settings dropped" in capsys.readouterr().out
 

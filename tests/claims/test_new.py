@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from stages.claims.__main__ import check_whole
+from stages.claims.entries import entry_of
 from stages.claims.experiment import FOLDER, load_experiment, slugs
 from stages.claims.new import PIPELINE, listed, main
 from stages.params import load_params
@@ -32,7 +32,7 @@ def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def ask(params: dict[str, Any], *arguments: str) -> int:
-    return main(arguments, lambda experiment, file: check_whole(experiment, params, file), params)
+    return main(arguments, lambda experiment, file: entry_of(ROOT, experiment, params, file), params)
 
 
 def test_question_becomes_an_experiment(board: Path, params: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:

@@ -175,3 +175,6 @@ def test_each_claim_is_one_stage_of_the_claims_pipeline(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="unknown experiment three; reports/claims has one, two"):
         claims.chosen(["three"], tmp_path)
     assert claims.chosen(None, tmp_path) == claims.chosen([], tmp_path) == ["one", "two"]
+    (tmp_path / claims.PIPELINE.with_name("two.yaml")).write_text("profile: gemma-270m\n")
+    assert claims.chosen(None, tmp_path) == ["one"], "its model may not be there"
+    assert claims.chosen(["two"], tmp_path) == ["two"]

@@ -127,6 +127,30 @@ def test_a_profile_that_runs_is_not_started_again(
     assert not (committed / profile.COPIES / "small").exists()
 
 
+def test_only_the_model_is_made_in_the_checkout(committed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: `make claims PROFILE=...` needs the model beside the experiments, and no copy of the checkout."""
+    made: list[tuple[Path, list[str]]] = []
+    monkeypatch.setattr(profile, "ROOT", committed)
+    monkeypatch.setattr(profile, "make_models", lambda folder, files: made.append((folder, [file.stem for file in files])))
+    monkeypatch.setattr("sys.argv", ["profile", "--model", "small", "one-gpu"])
+    assert profile.main() == 0
+    assert made == [(committed, ["small", "one-gpu"])]
+    assert not (committed / profile.COPIES).exists()
+
+
+def test_makefile_makes_a_profile_s_model_before_its_claims() -> None:
+    def steps(*arguments: str) -> str:
+        return subprocess.run(["make", "-n", "claims", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+    wanted = ["stages.exchange terms gemma-270m", "-e '.[gemma]'", "flows.profile --model gemma-270m"]
+    wanted += ["stages.claims --check --profile gemma-270m", "stages.claims --targets --profile gemma-270m"]
+    printed = steps("PROFILE=gemma-270m")
+    places = [printed.index(step) for step in wanted]
+    assert places == sorted(places)
+    assert "stages.claims --targets lite_ppo" in steps("METHOD=lite_ppo")
+    assert "flows.profile" not in steps()
+
+
 def test_makefile_checks_terms_before_it_installs_the_extra() -> None:
     command = ["make", "-n", "lifecycle", "PROFILE=gemma-270m one-gpu"]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -109,3 +110,19 @@ def distinct_endings(episodes: Sequence[Episode]) -> float:
     for episode in episodes:
         groups.setdefault(episode.group_id, set()).add(episode.turns[-1].action_key if episode.turns else "")
     return sum(len(endings) for endings in groups.values()) / max(len(groups), 1)
+
+
+RISE_TOKENS = 20
+"""Tokens at the start of a turn that ARPO takes entropy over."""
+
+
+def entropy_rise(episodes: Sequence[Episode]) -> float:
+    """How much more uncertain turns behind an observation are than their episode's first turn: nats per token, the mean over such
+    turns, 0 without any. ARPO presumes that this is positive (arXiv 2507.19849). A turn's entropy is estimated by the mean of
+    -log p over its first RISE_TOKENS tokens, as sampled."""
+    rises: list[float] = []
+    for episode in episodes:
+        openings = [episode.logprob[turn.start : min(turn.end, turn.start + RISE_TOKENS)] for turn in episode.turns]
+        entropies = [-math.fsum(opening) / max(1, len(opening)) for opening in openings]
+        rises += [entropy - entropies[0] for entropy in entropies[1:]]
+    return math.fsum(rises) / max(1, len(rises))

@@ -37,7 +37,7 @@ from stages.training.common.processes import Processes
 from stages.training.rl.curriculum import make_source
 from stages.training.rl.demonstrations import ExternalEpisodes
 from stages.training.rl.imitation import SelfImitation
-from stages.training.rl.job import History, RlJob, distinct_endings, episode_rows, window_means
+from stages.training.rl.job import History, RlJob, distinct_endings, entropy_rise, episode_rows, window_means
 from stages.training.rl.models import Models, make_learners
 from stages.training.rl.off_policy import OffPolicy
 from stages.training.rl.offline_dataset import stored_episodes
@@ -319,6 +319,7 @@ class OnlineJob(RlJob):
             "tool_calls": sum(number_of_calls(turn) for episode in everything for turn in episode.played),
             "branches": sum(bool(episode.parent) for episode in self.played) / count,
             "endings": distinct_endings(self.played),
+            "entropy_rise": entropy_rise(self.played),
             "lr": self.learners["policy"].schedule(max(0, self.learners["policy"].updates - 1)),
             **policy_row(sums),
             **dict(sorted(self.metrics.items())),

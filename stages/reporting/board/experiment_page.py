@@ -195,7 +195,8 @@ def experiment_page(entry: Entry, curves: str, code: str | None, tradeoff: str =
     """The page. curves: the text about its learning curves, "" in lanes without any; code: hash of the code that a run would have
     now, None if no run has been made; tradeoff: the text about cost against success, if any."""
     slug, experiment, of_slug, saved = entry.slug, entry.experiment, entry.rows, entry.saved
-    head = f"{experiment.paper}; `{experiment.switch}`. Run it: `make claims METHOD={slug}`. [All experiments](README.md)."
+    chosen = f"PROFILE={experiment.profile} METHOD={slug}" if experiment.profile else f"METHOD={slug}"
+    head = f"{experiment.paper}; `{experiment.switch}`. Run it: `make claims {chosen}`. [All experiments](README.md)."
     parts = [f"# {experiment.method}", head]
     if saved is None:
         parts.append(f"This experiment {'is' if entry.state == NOT_RUN else 'has'} {entry.state}.")

@@ -27,10 +27,10 @@ FAMILIES = {
 """Families of experiments, in the order of the index."""
 
 INTRODUCTION = (
-    "`make claims` runs what is missing; `make claims METHOD=lite_ppo` runs one experiment, `make claims PROFILE=gemma-270m` those "
-    "on a pre-trained model. Each `<slug>.yaml` was fixed before its first run: arms as overrides of params.yaml, looks at preset "
-    "numbers of paired seeds, an equal budget of environment steps, gate, tuning, metric, threshold and margin. Only wording may "
-    "change later. `python -m stages.reporting.documents` writes these pages."
+    "`make claims` runs what is missing; `make claims METHOD=lite_ppo` runs one experiment, `make claims PROFILE=gemma-270m` "
+    "those on a pre-trained model. Each `<slug>.yaml` was fixed before its first run: arms as overrides of params.yaml, looks at "
+    "preset numbers of paired seeds, an equal budget of environment steps, gate, tuning, metric, threshold and margin. Only "
+    "wording may change later. `python -m stages.reporting.documents` writes these pages."
 )
 RULES = (
     "The error probability of 5 % is split over the looks; arms of a comparison that is decided get no further seeds. A "

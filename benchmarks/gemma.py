@@ -23,8 +23,11 @@ SIZE = "270m"
 ROWS, DECODED, MEAN = 32, 48, 32
 """Rows and tokens of the limit of decoding; mean length of single turns."""
 PROMPT = 192
-WORK = Work(tasks=4, group=8, turns=4, prompt=PROMPT, action=12, observation=40)
+WORK = Work(tasks=2, group=8, turns=3, prompt=PROMPT, action=12, observation=40)
 LORA = Method(rank=16, tokens_per_batch=1024)
+GROUPS = (2, 4)
+"""Groups of a training step, and episodes of each: both sides take seconds per row."""
+REPEATS = 3
 
 
 def texts(rows: int, longest: int) -> list[list[int]]:
@@ -80,7 +83,7 @@ def prefill(options: Options, size: str) -> Result:
 
 
 def measure(options: Options) -> dict[str, Result]:
-    low = replace(options, precision="bfloat16")
+    low = replace(options, precision="bfloat16", repeats=min(options.repeats, REPEATS))
     size = "270m-tiny" if options.quick else SIZE
     work = Work(2, 2, 2) if options.quick else WORK
     prompt = low.size(PROMPT, 24)
@@ -88,6 +91,6 @@ def measure(options: Options) -> dict[str, Result]:
         named("prefill", SIZE): prefill(low, size),
         named("generate_ragged", SIZE): generate_ragged.measure_size(low, size, MEAN),
         named("rollout_multi_turn", SIZE): rollout_multi_turn.measure_size(low, size, work),
-        named(f"train_step_p{PROMPT}", SIZE): train_step.measure_prompt(low, size, prompt, LORA, TOLERANCE),
+        named(f"train_step_p{PROMPT}", SIZE): train_step.measure_prompt(low, size, prompt, LORA, TOLERANCE, GROUPS),
         named("engine_share_of_limit", SIZE): engine_limit.measure_size(low, size, ROWS, DECODED),
     }

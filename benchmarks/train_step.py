@@ -288,8 +288,16 @@ SETTINGS = ((1, "sdpa"), (2, "sdpa"), (4, "sdpa"), (1, "eager"))
 """TRL's candidate settings: micro-batches and attention kernel."""
 
 
-def measure_prompt(options: Options, size: str, prompt: int, method: Method = Method(), tolerance: float = TOLERANCE) -> Result:
-    tasks, group, answer = options.size(4, 2), options.size(8, 2), options.size(ANSWER, 8)
+def measure_prompt(
+    options: Options,
+    size: str,
+    prompt: int,
+    method: Method = Method(),
+    tolerance: float = TOLERANCE,
+    groups: tuple[int, int] = (4, 8),
+) -> Result:
+    """groups: their number, and the episodes of each."""
+    tasks, group, answer = options.size(groups[0], 2), options.size(groups[1], 2), options.size(ANSWER, 8)
 
     def ours(team: Team) -> Ours:
         return Ours(options, size, prompt, answer, tasks, group, method, team)

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from stages import rl
 from stages.agent.logprobs import score_tokens
 from stages.agent.policy import load_policy
-from stages.training.rl.policy_updates import RESCORING_TOLERANCE, agreement, check_agreement
+from stages.training.rl.policy_updates import PolicyUpdates, agreement, check_agreement
 from training.toys import read_history, store_pairs
 
 RL: dict[str, Any] = {
@@ -30,15 +31,24 @@ RESOURCES = {"slots": 16, "threads": 1, "tokens_per_batch": 256, "precision": "b
 pytestmark = pytest.mark.usefixtures("other_precision")
 
 
-def run(make_context, tiny_policy: Path, model: dict[str, Any] | None = None, **section: Any):
-    """The history and the report of a run in bfloat16."""
+def trained(make_context, tiny_policy: Path, model: dict[str, Any] | None = None, name: str = "run", **section: Any) -> Path:
+    """The folder of a run in bfloat16."""
     settings = {"path": str(tiny_policy), "max_length": 128, **(model or {})}
-    context = make_context("rl", rl={**RL, **section}, model=settings, resources=RESOURCES)
+    context = make_context("rl", name, rl={**RL, **section}, model=settings, resources=RESOURCES)
     if section.get("algorithm") in ("dpo", "kto"):
         store_pairs(context)
     rl.run(context)
-    history = read_history(context.root)
-    return history, json.loads((context.root / "reports/rl/toy.json").read_text())
+    return context.root
+
+
+def report_of(root: Path) -> dict[str, Any]:
+    return json.loads((root / "reports/rl/toy.json").read_text())
+
+
+def run(make_context, tiny_policy: Path, model: dict[str, Any] | None = None, **section: Any):
+    """The history and the report of a run in bfloat16."""
+    root = trained(make_context, tiny_policy, model, **section)
+    return read_history(root), report_of(root)
 
 
 @pytest.mark.parametrize(
@@ -63,8 +73,22 @@ def test_ratios_before_the_first_update_are_one(make_context, tiny_policy, secti
         assert row["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
         assert row["ratio_max"] == pytest.approx(1.0, abs=1e-4)
     assert history[0]["kl"] == pytest.approx(0.0, abs=1e-6)
-    assert report["mean_rescored_difference"] <= RESCORING_TOLERANCE["bfloat16"]
+    assert "mean_rescored_difference" not in report, "the update itself finds the old log-probabilities"
     assert 1e-5 < report["mean_logprob_difference"] < 0.1
+
+
+@pytest.mark.parametrize(
+    "section", [{}, {"algorithm": "grpo", "loss": {"kl_coef": 0.1}}, {"algorithm": "rl_plus", "group_size": 5}]
+)
+def test_old_log_probs_are_the_same_read_before_or_in_passing(make_context, tiny_policy, monkeypatch, section):
+    """Contract: a batch's only update finds the log-probabilities that a pass of their own would have found, to the bit."""
+    in_passing = trained(make_context, tiny_policy, name="in_passing", **section)
+    made = PolicyUpdates.__init__
+    monkeypatch.setattr(PolicyUpdates, "__init__", lambda *given, first: made(*given))
+    before = trained(make_context, tiny_policy, name="before", **section)
+    assert "mean_rescored_difference" in report_of(before)
+    one, other = (load_file(root / "data/models/rl/toy/model.safetensors") for root in (in_passing, before))
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_each_minibatch_is_scored_as_it_is_trained(make_context, tiny_policy):

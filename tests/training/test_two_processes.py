@@ -210,7 +210,7 @@ def test_failing_worker_ends_the_stage(training: Training) -> None:
 @pytest.mark.parametrize("config", ["ddp", "fsdp"])
 def test_bfloat16_ratios_start_at_one_in_two_processes(training: Training, config: str) -> None:
     """Contract: under DDP and FSDP, too, old and new log-probabilities of a ratio come from the same kind of pass."""
-    section = {**SECTIONS["rl"], "algorithm": "gspo", "epochs": 1}
+    section = {**SECTIONS["rl"], "algorithm": "gspo", "epochs": 1, "minibatches": 2, "learning_rate": 1e-12}
     del section["critic"]
     root = training.launch(f"bfloat16-{config}", config, resources={**RESOURCES, "precision": "bfloat16"}, rl=section)
     for row in curve(root / "reports/rl/toy_history.csv"):

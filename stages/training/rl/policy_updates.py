@@ -50,19 +50,28 @@ class Agent:
 class PolicyUpdates:
     """Makes the updates of a training step."""
 
-    def __init__(self, models: Models, algorithm: Algorithm, ledger: Ledger, team: Team | None = None) -> None:
-        """team: where the batch's rows belong to several agents."""
+    def __init__(
+        self, models: Models, algorithm: Algorithm, ledger: Ledger, team: Team | None = None, first: bool = False
+    ) -> None:
+        """team: where the batch's rows belong to several agents. first: no other update of a step comes before."""
         self.models, self.algorithm, self.ledger, self.team = models, algorithm, ledger, team
         self.precision = "bfloat16" if models.processes.mixed_precision else "float32"
+        rl = algorithm.rl
+        self.compares = models.processes.mixed_precision and algorithm.compares_with_old
+        """Whether log-probs of the training pass replace the engine's, as those of the step's first update."""
+        self.in_passing = (
+            self.compares and first and team is None and rl.epochs == rl.minibatches == 1 and not algorithm.needs_rescoring
+        )
+        """Whether the update itself finds them: it is the batch's only one, with the weights that they are of."""
 
     def rescored(self, batch: TrajectoryBatch, step: int, key: Sequence[object]) -> TrajectoryBatch:
         """The prepared batch for `updates`.
 
         In mixed precision, `logprobs_old` are recomputed for losses that compare with them: each row in the micro-batch, and with
         the kernels, of its first training pass. Those of the engine or of another micro-batch would differ by more than the clip
-        range of sequence-level ratios.
+        range of sequence-level ratios. Where that pass is the batch's only one, it finds them itself.
         """
-        if not (self.models.processes.mixed_precision and self.algorithm.compares_with_old and self.policy_learns(step)):
+        if not (self.compares and self.policy_learns(step)) or self.in_passing:
             return batch
         kept, plans = self._kept(batch, step), dict[str, tuple[Models, list[list[int]]]]()
         for rows in self._minibatches(batch, 0, key):
@@ -147,12 +156,14 @@ class PolicyUpdates:
             scores = on_policy_tokens(found, micro.mask) if coef else found
             logprobs = scores.logprobs
             assert scores.entropy is not None
+            differences = self._differences(logprobs.detach(), micro) if on_policy else {}
+            if self.in_passing:
+                micro = micro.with_(logprobs_old=torch.where(micro.mask, logprobs.detach(), micro.logprobs_old))
             terms = self.algorithm.loss(logprobs, scores.entropy, micro, total, scores.vocabulary)
             if coef:
                 terms = with_observations(terms, found.logprobs, micro, observations, coef)
             terms = replace(terms, trained=(torch.tensor(rows), scored))
-            if on_policy:
-                terms.sums.update(self._differences(logprobs.detach(), micro))
+            terms.sums.update(differences)
             yield terms
 
         def drifted(sums: Sums) -> bool:
@@ -172,7 +183,7 @@ class PolicyUpdates:
             "logprob_tokens": micro.policy_mask.sum(),
             "logprobs_apart": (difference > LOGPROB_TOLERANCE[self.precision]).sum(),
         }
-        if micro.logprobs_drawn is not None:
+        if micro.logprobs_drawn is not None and not self.in_passing:
             again = ((logprobs - micro.logprobs_old) * micro.policy_mask).abs()
             sums |= {"max_rescored_difference": again.max(), "rescored_difference": again.sum()}
         return sums

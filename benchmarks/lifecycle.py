@@ -8,7 +8,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.startup import STAGES, SkippedError
+from benchmarks.startup import SkippedError
+from stages.runtime.speed import STAGES
 
 STORE = "mlflow.db"
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from benchmarks.measure import Options, Result, Sample
 from screenshots.servers import HOST, free_port, serving
+from stages.runtime.speed import STAGES
 
 NOOP_LIMIT_S, LIFECYCLE_LIMIT_S, HELP_LIMIT_S = 1.5, 20.0, 1.0
-STAGES = ("curate", "transfer", "sft", "rollout", "annotate", "rl", "merge", "evaluate", "report")
 
 
 class SkippedError(RuntimeError):

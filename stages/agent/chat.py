@@ -71,10 +71,11 @@ class Chat:
         ids = self._encode(between)
         self.end_of_turn: int = self._end_of_turn(ids)
         """The token that ends an assistant message."""
+        self._closed = self._text_of(self.end_of_turn, between)
         cut = ids.index(self.end_of_turn) + 1
         self._close = ids[:cut]
         # The text between the end-of-turn token and the observation; as text, since its tokens may merge with what follows.
-        self._before = between.partition(tokenizer.convert_ids_to_tokens(self.end_of_turn))[2]
+        self._before = between.partition(self._closed)[2]
         self._strips = self._check()
         added = {token.content: number for number, token in getattr(tokenizer, "added_tokens_decoder", {}).items()}
         self._mark_ids = {added[mark]: mark for mark in own if mark in added}
@@ -125,15 +126,19 @@ class Chat:
             f"{self.tokenizer.decode(ids)!r}; make it end with the eos token {self.tokenizer.eos_token!r}"
         )
 
+    def _text_of(self, token: int, between: str) -> str:
+        """The text of a token of `between`; an ordinary one is written otherwise in the vocabulary ("ĊĊ")."""
+        written = self.tokenizer.convert_ids_to_tokens(token)
+        return written if written in between else self.tokenizer.decode([token])
+
     def _check(self) -> bool:
         """Whether the template strips messages. Raises ValueError if it changes them otherwise."""
         probe = " go to\nthe  barn "
         dummy = [("user", _USER), ("assistant", _ASSISTANT), ("user", probe)]
         text = self._render([{"role": role, "content": content} for role, content in dummy]).split(_ASSISTANT)[1]
-        closed = self.tokenizer.convert_ids_to_tokens(self.end_of_turn)
         for strips in (False, True):
             content = probe.strip() if strips else probe
-            if text.endswith(closed + self._before + content + self._after):
+            if text.endswith(self._closed + self._before + content + self._after):
                 return strips
         raise ValueError(f"the chat template of {self._name} changes the text of user messages: {text!r}")
 
@@ -211,8 +216,7 @@ class Chat:
         """The texts of the assistant turns in a conversation's tokens; the last one is not finished, and "" before its first
         token. begun: the tokens start within a turn. Observations can't imitate the marks around turns; see `clean`."""
         text = self.tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        end = self.tokenizer.convert_ids_to_tokens(self.end_of_turn)
-        return [piece.partition(end)[0] for piece in text.split(self._after)[0 if begun else 1 :]]
+        return [piece.partition(self._closed)[0] for piece in text.split(self._after)[0 if begun else 1 :]]
 
     def encode(self, messages: Sequence[Mapping[str, str]], guidance: str = "") -> Encoded:
         """Tokens of alternating user and assistant messages, exactly as in a rollout of the same text; after a final user

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.agent.chat import Chat
+from stages.agent.plain_text import plain_text
 from stages.engine.engine import Engine, EngineError, EngineSettings
 
 
@@ -36,28 +37,37 @@ def served_name(folder: Path) -> str:
     return folder.as_posix() if ".." in path.parts else path.as_posix()
 
 
-def open_player(folder: Path, settings: EngineSettings, *, text: bool = False) -> Player:
+def open_player(folder: Path, settings: EngineSettings, *, text: bool = False, plain: bool = False) -> Player:
     """Open the policy in `folder` behind the back end of `settings`.
 
-    text: whether the caller accepts text without tokens from a server (`resources.engine.text`). Raises PolicyError for an
-    incomplete folder, EngineError for a back end that is not installed or lacks a required feature.
+    text: whether the caller accepts text without tokens from a server (`resources.engine.text`). plain: its conversations are
+    plain text (stages/agent/plain_text.py). Raises PolicyError for an incomplete folder, EngineError for a back end that is not
+    installed or lacks a required feature, ValueError for a tokenizer that can't write plain text.
     """
     from stages.agent.policy import check_folder, load_policy, load_tokenizer, policy_hash
+
+    def make_chat(tokenizer: Any) -> Chat:
+        return Chat(plain_text(tokenizer)) if plain else Chat(tokenizer, settings.thinking)
 
     if settings.kind == "torch":
         from stages.engine.local_engine import make_engine
 
         policy = load_policy(folder, device=settings.device, precision=settings.precision)
-        chat = Chat(policy.tokenizer, settings.thinking)
+        chat = make_chat(policy.tokenizer)
         engine = make_engine(policy.model, [chat.end_of_turn], settings.slots, settings.max_length)
         return Player(engine, chat, policy.hash, policy)
     from stages.engine.checked_backend import CheckedBackend
     from stages.engine.completion_engine import Backend, CompletionEngine
 
     check_folder(folder)
-    chat = Chat(load_tokenizer(folder), settings.thinking)
+    chat = make_chat(load_tokenizer(folder))
     backend: Backend
     as_text = settings.kind == "openai" and settings.text
+    if as_text and plain:
+        raise EngineError(
+            "evaluate.examples_as: text needs the tokens of a conversation, which resources.engine.text: true does without; set "
+            "text to false, or examples_as to chat"
+        )
     if as_text and not text:
         raise EngineError(
             "resources.engine.text is for evaluate alone: this stage records episodes with tokens and log-probabilities. Set it "

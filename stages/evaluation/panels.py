@@ -125,6 +125,8 @@ class Job:
     """What the model is played with (stages/agent/instructions.py)."""
     examples: tuple[Mapping[str, str], ...] = ()
     """See `EpisodeRequest.examples`."""
+    plain: bool = False
+    """Whether conversations are plain text (stages/agent/plain_text.py)."""
 
     @property
     def name(self) -> str:
@@ -188,16 +190,16 @@ def jobs_of(
     return jobs
 
 
-_loaded: dict[tuple[Path, EngineSettings], Player] = {}
+_loaded: dict[tuple[Path, EngineSettings, bool], Player] = {}
 """The last model, since its next panel usually follows."""
 
 
-def _player(folder: Path, settings: EngineSettings) -> Player:
+def _player(folder: Path, settings: EngineSettings, plain: bool) -> Player:
     """The model in `folder`, ready to play; the previous one is closed first."""
-    if (folder, settings) not in _loaded:
+    if (folder, settings, plain) not in _loaded:
         unload()
-        _loaded[folder, settings] = open_player(folder, settings, text=True)
-    return _loaded[folder, settings]
+        _loaded[folder, settings, plain] = open_player(folder, settings, text=True, plain=plain)
+    return _loaded[folder, settings, plain]
 
 
 def unload() -> None:
@@ -312,7 +314,7 @@ def play(job: Job, settings: Settings) -> Outcome:
     from stages.agent.rollout import Labels, attempts, collect
     from stages.evaluation.team_episodes import play_team
 
-    player, engine_settings, scaffold = _player(job.folder, settings.engine), settings.engine, settings.scaffold
+    player, engine_settings, scaffold = _player(job.folder, settings.engine, job.plain), settings.engine, settings.scaffold
     domain = load_domain(job.domain, job.environment)
     labels = Labels(settings.seed, job.policy_hash, job.panel, STREAM)
     tasks = [scaffold.brief(instructed(task, job.instruction)) for task in job.tasks]

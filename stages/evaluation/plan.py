@@ -62,7 +62,8 @@ def plan_jobs(
                     f"leave it out, or set per_domain.{domain}.environment.constraint to null"
                 )
             shown[domain] = shortest(curated / domain, evaluate.examples)
-        for text in (*own.values(), *shown.values()):
+        plain = bool(shown) and evaluate.examples_as == "text"
+        for text in (*own.values(), *shown.values(), *(["text"] if plain else [])):
             digest = hashlib.sha256(f"{digest}+{text}".encode()).hexdigest()[:16]
         same = first.setdefault(digest, name)
         if same != name:
@@ -76,7 +77,8 @@ def plan_jobs(
             for job in jobs_of(folder, digest, {domain: panels[domain]}, where(domain), *size, best_of)
         ]
         jobs[name] = [
-            replace(job, instruction=own.get(job.domain, QUESTION), examples=shown.get(job.domain, ())) for job in of_model
+            replace(job, instruction=own.get(job.domain, QUESTION), examples=shown.get(job.domain, ()), plain=plain)
+            for job in of_model
         ]
         if variant in ENVIRONMENTS:
             jobs[name] = [replace(job, environment={**job.environment, **ENVIRONMENTS[variant]}) for job in jobs[name]]

@@ -33,6 +33,9 @@ class Evaluate(Section):
     `<model>+few_shot` sees demonstrations first."""
     examples: Annotated[int, Field(ge=1, le=16)] = 2
     """+few_shot: conversations before the task, the shortest demonstrations of training tasks."""
+    examples_as: Literal["chat", "text"] = "chat"
+    """+few_shot: how demonstrations and the task are written. text: as plain text, with roles as words and an empty line after
+    each message, for base models, which may never have seen the tokens of their chat template."""
     best_of: BestOf = BestOf()
     attempts: Annotated[int, Field(ge=1, le=256)] = 2
     """Per panel task; success is their mean, and pass@k is computed for k up to this."""

@@ -181,6 +181,17 @@ def test_few_shot_models_see_the_shortest_demonstrations_first(context: StageCon
     ruled = {"search": replace(panel, environment={"constraint": {"spec": "react"}})}
     with pytest.raises(ValueError, match="the constraint of search would count as its own"):
         plan_jobs(context, ruled, {"base+few_shot": context.data / "base"}, {"base+few_shot": ["search"]})
+    text = StageContext(
+        *("evaluate", None, parse_params({**values, "evaluate": {**values["evaluate"], "examples_as": "text"}})),
+        *(context.root, Tracker()),
+    )
+    folders, domains = (
+        dict.fromkeys(("base", "base+few_shot"), context.data / "base"),
+        {"base": ["search"], "base+few_shot": ["search"]},
+    )
+    planned = {name: jobs[0] for name, jobs in plan_jobs(text, {"search": panel}, folders, domains).items()}
+    assert [planned[name].plain for name in folders] == [False, True], "only the demonstrations and what follows them"
+    assert planned["base+few_shot"].policy_hash not in {row["policy_hash"] for row in rows}
     many = parse_params({**values, "evaluate": {**values["evaluate"], "examples": 2}})
     with pytest.raises(ValueError, match=r"evaluate\.examples is 2, and .* has demonstrations of 1 training tasks"):
         evaluate.run(StageContext("evaluate", None, many, context.root, Tracker()))

@@ -132,6 +132,14 @@ def measure_in_process(name: str, options: Options) -> dict[str, Any]:
     return outcome
 
 
+MISSING = "not installed"
+
+
+def known_versions(now: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str]:
+    """Versions of packages, those of an earlier run for what is not installed now: its scenarios' results stay."""
+    return {name: before.get(name, found) if found == MISSING else found for name, found in now.items()}
+
+
 def machine(options: Options) -> dict[str, Any]:
     """Commit, hardware and package versions."""
     from stages.tracking import git_state
@@ -141,7 +149,7 @@ def machine(options: Options) -> dict[str, Any]:
         try:
             versions[package] = version(package)
         except PackageNotFoundError:
-            versions[package] = "not installed"
+            versions[package] = MISSING
     commit, dirty = git_state(options.root)
     return {
         "commit": commit + ("+" if dirty else ""),
@@ -227,8 +235,9 @@ def run(names: list[str], options: Options, out: Path, fresh: bool = False) -> l
     interrupted run resumes. Returns the failures."""
     from benchmarks import scaling
 
-    raw = read(out)
-    raw |= {"machine": machine(options), "spread": "low and high: smallest and largest ratio of the pairs"}
+    raw, here = read(out), machine(options)
+    here["versions"] = known_versions(here["versions"], raw.get("machine", {}).get("versions", {}))
+    raw |= {"machine": here, "spread": "low and high: smallest and largest ratio of the pairs"}
     raw |= {"repeats": options.times, "warm_ups": options.warm_ups}
     failures = []
     for name in names:

@@ -191,3 +191,10 @@ def test_claim_times_are_read_from_the_results():
     rows = default_run.claims(Options(ROOT, ROOT))
     assert "agentswift" in {row["claim"] for row in rows}
     assert all(row["low"] <= row["median"] <= row["high"] for row in rows)
+
+
+def test_versions_of_packages_that_are_gone_stay_with_their_results() -> None:
+    """Contract: measuring a few scenarios where mergekit is not installed leaves the version that measured the merges."""
+    now = {"torch": "2.13", "mergekit": suite.MISSING, "trl": suite.MISSING}
+    before = {"torch": "2.12", "mergekit": "0.1.5"}
+    assert suite.known_versions(now, before) == {"torch": "2.13", "mergekit": "0.1.5", "trl": suite.MISSING}

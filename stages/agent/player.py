@@ -47,7 +47,7 @@ def open_player(folder: Path, settings: EngineSettings, *, text: bool = False, p
     from stages.agent.policy import check_folder, load_policy, load_tokenizer, policy_hash
 
     def make_chat(tokenizer: Any) -> Chat:
-        return Chat(plain_text(tokenizer)) if plain else Chat(tokenizer, settings.thinking)
+        return Chat(plain_text(tokenizer) if plain else tokenizer, settings.thinking)
 
     if settings.kind == "torch":
         from stages.engine.local_engine import make_engine

@@ -79,8 +79,7 @@ class OnlineJob(RlJob):
         self.models = Models.make(algorithm, policy.model, self.annotated, processes, self.tokens_per_batch, self.seed)
         self.team = Team(self.models, algorithm) if self.rl.advantage.estimator == "team" else None
         self.learners = {**make_learners(self.models, self.rl), **(self.team.learners() if self.team else {})}
-        alone = not (self.source.roles or algorithm.needs_turn_critic)
-        self.policy_updates = PolicyUpdates(self.models, algorithm, self.ledger, self.team, first=alone)
+        self.policy_updates = PolicyUpdates(self.models, algorithm, self.ledger, self.team, first=not self.source.roles)
         engine = make_engine(self.models.player, [self.chat.end_of_turn], self.width, self.max_length)
         self.engine = constrained(engine, self.chat, domain, "rl", self.max_length)
         self.role_updates = RoleUpdates(self.models, algorithm, self.ledger, self.source.roles, self.source.combined)

@@ -59,9 +59,8 @@ class PolicyUpdates:
         rl = algorithm.rl
         self.compares = models.processes.mixed_precision and algorithm.compares_with_old
         """Whether log-probs of the training pass replace the engine's, as those of the step's first update."""
-        self.in_passing = (
-            self.compares and first and team is None and rl.epochs == rl.minibatches == 1 and not algorithm.needs_rescoring
-        )
+        other = team is not None or algorithm.needs_rescoring or algorithm.needs_turn_critic  # may train on older episodes
+        self.in_passing = self.compares and first and not other and rl.epochs == rl.minibatches == 1
         """Whether the update itself finds them: it is the batch's only one, with the weights that they are of."""
 
     def rescored(self, batch: TrajectoryBatch, step: int, key: Sequence[object]) -> TrajectoryBatch:

@@ -161,7 +161,8 @@ claims: extras
 	$(if $(PROFILE),@python -m flows.profile --model $(PROFILE))
 	@python -m stages.claims --check $(CHOSEN)
 	@echo "claims: dvc repro (finished experiments are skipped)"
-	dvc --wait-for-lock repro $$(python -m stages.claims --targets $(CHOSEN))
+	targets=$$(python -m stages.claims --targets $(CHOSEN)); \
+		dvc --wait-for-lock repro $$targets $(if $(CHOSEN),,reports/claims/dvc.yaml:step_credit)
 	python -m stages.reporting.documents
 
 # Modules of the extra `control`.

@@ -9,6 +9,7 @@ import pytest
 from rloo_experiment import PARAMS, write
 
 from stages.claims import __main__ as command
+from stages.claims.arms import run_values
 from stages.claims.entries import chosen, load_entries, with_profile
 from stages.claims.experiment import peers
 from stages.params import ROOT, load_params
@@ -59,8 +60,9 @@ def test_shipped_experiments_on_gemma_clone_nothing_beside() -> None:
     assert names
     for entry in load_entries(ROOT, names, params).values():
         assert entry.params["resources"]["precision"] == "bfloat16"
-        for arm in (entry.experiment.shared, *entry.experiment.arms.values()):
-            assert (arm.get("rl", {}).get("imitation") or {"ratio": None})["ratio"] is None
+        for arm in entry.experiment.arms:
+            values = run_values(entry.experiment, arm, 0, entry.params)
+            assert values["rl"]["imitation"]["ratio"] in (None, 0.0), arm
 
 
 def test_targets_are_the_stages_of_the_chosen_experiments(

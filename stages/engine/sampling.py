@@ -8,11 +8,15 @@ and only tokens that can be in the support are sorted.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
+
+LARGE, BLOCK, LEAST_BLOCK = 1 << 16, 512, 32
+"""A vocabulary from LARGE on is divided into blocks of at most BLOCK tokens, if blocks of at least LEAST_BLOCK divide it."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +54,7 @@ class Distribution:
     def draw(self, uniforms: Tensor) -> tuple[Tensor, Tensor]:
         """Token ids [N] int64 and log-probabilities [N] float32 of one draw per row; uniforms: [N] in [0, 1). It uses up the
         weights."""
-        cumulative = self.weights.cumsum_(-1)
-        total = cumulative[:, -1:]
-        # Rounding may lift u * total to total itself; the next lower number still selects a token of positive probability.
-        threshold = torch.minimum(uniforms[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
-        token = torch.searchsorted(cumulative, threshold, right=True)
+        token, total = _invert(self.weights, uniforms)
         if self.ids is not None:
             token = self.ids.gather(-1, token)
         token = torch.where(self.greedy[:, None], self.best, token)
@@ -66,6 +66,34 @@ class Distribution:
         tokens = places if self.ids is None else self.ids[rows, places]
         ends = torch.bincount(rows, minlength=len(self.logits)).cumsum(0)[:-1]
         return np.split(tokens.int().cpu().numpy(), ends.cpu().numpy())
+
+
+def _invert(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """The place [N, 1] in `weights` [N, K] where their cumulative sum passes uniform * total, and the total [N, 1]. It uses up
+    the weights. Of a large vocabulary, sums of blocks are cumulated, then the weights of one block."""
+    size = weights.shape[-1]
+    width = math.gcd(size, BLOCK) if size >= LARGE else 1
+    if width < LEAST_BLOCK:
+        cumulative = weights.cumsum_(-1)
+        total = cumulative[:, -1:]
+        return _passed(cumulative, uniforms[:, None] * total), total
+    blocks = weights.unflatten(-1, (-1, width))
+    sums = blocks.sum(-1)
+    cumulative = sums.cumsum(-1)
+    total = cumulative[:, -1:]
+    wanted = uniforms[:, None] * total
+    block = _passed(cumulative, wanted)
+    before = cumulative.gather(-1, block) - sums.gather(-1, block)
+    own = blocks.take_along_dim(block[:, :, None], 1)[:, 0].cumsum(-1)
+    return block * width + _passed(own, (wanted - before).clamp_(min=0.0)), total
+
+
+def _passed(cumulative: Tensor, wanted: Tensor) -> Tensor:
+    """The first place [N, 1] of each row of cumulative sums [N, K] that is above `wanted` [N, 1]."""
+    total = cumulative[:, -1:]
+    # Rounding may lift `wanted` to the total itself; the next lower number still selects a token of positive probability.
+    below = torch.minimum(wanted, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(cumulative, below, right=True)
 
 
 def distribution(logits: Tensor, temperature: Tensor, top_p: Tensor, top_k: Tensor) -> Distribution:

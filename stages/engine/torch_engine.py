@@ -37,7 +37,9 @@ CHUNK = 256
 PASS_TOKENS = 4096
 """Maximum tokens fed in one pass, each row's rounded up."""
 DRAWN_LOGITS = {"cpu": 1 << 20}
-"""Maximum logits that one draw copies to float64, by device, elsewhere 1 << 24: 8 MB stay in a CPU's caches."""
+"""Maximum logits that one draw copies to float64, by device, elsewhere 1 << 26 (512 MB): 8 MB stay in a CPU's caches."""
+BATCH_SHARE = {"cpu": 0.25}
+"""See `TorchEngine`, by device, elsewhere 0.5: on a GPU a feeding pass of few tokens costs as much as eight decoding passes."""
 COUNTERS = ("sampled_tokens", "fed_tokens", "forward_passes", "forked_tokens")
 READING = Sampling()
 """Placeholder that marks sessions as busy while `read` runs."""
@@ -48,15 +50,16 @@ class TorchEngine:
 
     model: put in evaluation mode by the engine; end_of_turn: tokens that end a turn; slots: sessions that decode at once;
     max_length: longest session in tokens; batch_share: `advance` returns when this share of the running turns is finished, which
-    saves feeding passes (the turns are the same). Raises ValueError for an unsupported architecture, detected from the
-    configuration or by comparison with the model's own forward pass.
+    saves feeding passes (the turns are the same); None: that of BATCH_SHARE. Raises
+    ValueError for an unsupported architecture, detected from the configuration or by comparison with the model's own forward
+    pass.
 
     A call that raises leaves the sessions unchanged: requested turns stay requested, and finished ones are returned by the next
     `advance`. So the caller can retry, or close the sessions that it abandons.
     """
 
     def __init__(
-        self, model: Any, end_of_turn: Iterable[int], slots: int = 64, max_length: int = 640, batch_share: float = 0.25
+        self, model: Any, end_of_turn: Iterable[int], slots: int = 64, max_length: int = 640, batch_share: float | None = None
     ) -> None:
         config = model.config
         if reason := unserved(config, max_length):
@@ -64,8 +67,8 @@ class TorchEngine:
         if reason := unslotted(config):
             raise ValueError(f"{model_name(model)} does not run in the torch engine: {reason}")
         self.model, self.slots, self.max_length = model, slots, max_length
-        self.batch_share = batch_share
         self.device = model.device
+        self.batch_share = BATCH_SHARE.get(self.device.type, 0.5) if batch_share is None else batch_share
         self._stop = np.array(sorted(set(end_of_turn)), dtype=np.int64)
         heads = config.num_attention_heads
         self.cache = SlotCache(
@@ -308,7 +311,7 @@ class TorchEngine:
         """Draw the next tokens of cache rows `rows` from hidden states [N, D]; of a large vocabulary, of some rows at a time."""
         logits = logits_of(self.model, hidden)
         every = np.arange(self.cache.slots + 1)[rows]
-        step = max(1, DRAWN_LOGITS.get(self.device.type, 1 << 24) // logits.shape[-1])
+        step = max(1, DRAWN_LOGITS.get(self.device.type, 1 << 26) // logits.shape[-1])
         parts = [
             draw_rows(logits[at : at + step], self.table, every[at : at + step], self._passes.to_device)
             for at in range(0, len(every), step)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from device import DEVICE
 from torch.nn import functional
 
-from stages.agent.upcast_linear import SLICE, upcast_linear
+from stages.agent.upcast_linear import SLICE, _mixed_product, multiplies_mixed, upcast_linear
 
 
 @pytest.mark.parametrize("with_bias", [False, True])
@@ -33,3 +34,15 @@ def test_trained_weights_are_refused():
     weight = torch.zeros(4, 2, dtype=torch.bfloat16, requires_grad=True)
     with pytest.raises(ValueError, match="load the model in float32"):
         upcast_linear(torch.zeros(1, 2, requires_grad=True), weight, None)
+
+
+@pytest.mark.skipif(not multiplies_mixed(DEVICE), reason=f"{DEVICE} does not multiply bfloat16 into float32 here")
+def test_mixed_products_are_nearly_those_in_float32():
+    """Inputs that were bfloat16 lose nothing but the order of sums; others at most 2^-17 of their value."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(64, 96, generator=generator).to(torch.bfloat16).to(DEVICE)
+    inputs = torch.randn(48, 64, generator=generator).to(DEVICE)
+    for rows, bound in ((inputs.bfloat16().float(), 1e-6), (inputs, 2.0**-17 + 1e-6)):
+        expected = rows.double() @ weight.double()
+        scale = rows.double().abs() @ weight.double().abs()
+        assert bool(((_mixed_product(rows, weight) - expected).abs() <= bound * scale).all())

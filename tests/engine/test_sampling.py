@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from device import DEVICE
 
 from stages import seeding
 from stages.engine.sampling import distribution, draw
@@ -138,3 +139,24 @@ def test_logprobs_are_those_of_the_support():
     one = torch.ones(3, dtype=torch.float64)
     found = distribution(logits, one, 0.7 * one, 0 * one.long()).logprobs(torch.tensor([0, 1, 2])).tolist()
     assert found == pytest.approx([math.log(0.625), math.log(0.375), -math.inf], abs=1e-6)
+
+
+@pytest.mark.parametrize("size", [1 << 17, (1 << 16) + 96, (1 << 16) + 1], ids=["blocks of 512", "blocks of 32", "no blocks"])
+def test_draw_from_a_large_vocabulary(size):
+    """The token is where the cumulative sum of all probabilities passes the uniform number, whether or not sums of blocks are
+    cumulated first; also for the first and the last token, and where most tokens have no probability."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 4 * torch.randn(6, size, generator=generator)
+    logits[2, 1000:] = float("-inf")
+    logits[3, : size - 3] = float("-inf")
+    logits[4, torch.arange(size) % 700 != 699] = float("-inf")
+    cumulative = logits.double().softmax(-1).cumsum(-1).numpy()
+    edge = 1.0 - 2.0**-53
+    one, none = torch.ones(6, dtype=torch.float64, device=DEVICE), torch.zeros(6, dtype=torch.int64, device=DEVICE)
+    for uniform in (0.0, 0.25, 0.7071, 0.999, edge):
+        ids, logs = draw(logits.to(DEVICE), one, one, none, uniform * one)
+        for row, token in enumerate(ids.tolist()):
+            assert np.isfinite(logs[row].item())
+            assert cumulative[row, token] >= uniform - 1e-12
+            assert token == 0 or cumulative[row, token - 1] <= uniform + 1e-12
+            assert logs[row].item() == pytest.approx(logits[row].double().log_softmax(-1)[token].item(), abs=1e-5)

@@ -35,7 +35,7 @@ class Cost:
 
     inputs: str
     seconds: float = 0.0
-    """From the start of the process, without the time for which it was paused."""
+    """From the start of the process, without the time for which it was paused or waited for another stage's GPU."""
     cpu_seconds: float = 0.0
     """User and system time of the stage and of the processes it started."""
     peak_bytes: int = 0

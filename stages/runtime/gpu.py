@@ -6,6 +6,7 @@ import contextlib
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,23 +34,25 @@ def user_folder() -> Path:
 
 
 @contextmanager
-def own_gpu(device: str, title: str) -> Iterator[None]:
+def own_gpu(device: str, title: str) -> Iterator[float]:
     """Lock the GPU that `device` (`cuda`, `cuda:1`) denotes against other stages of this user in any checkout. Prints a message
-    and waits while another stage holds it. Of a launcher's processes, only the first (LOCAL_RANK 0) takes the lock."""
+    and waits while another stage holds it; yields the seconds waited. Of a launcher's processes, only the first (LOCAL_RANK 0)
+    takes the lock."""
     visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     number = int(device.partition(":")[2] or 0)
     name = visible[number] if number < len(visible) else str(number)
     if os.environ.get("LOCAL_RANK", "0") != "0":
-        yield
+        yield 0.0
         return
     path = user_folder() / f"gpu-{name.replace('/', '_')}.lock"
     with locked(path, wait=False) as acquired:
         if acquired:
-            yield
+            yield 0.0
             return
     print(f"{title}: GPU {name} is in use by another stage; waiting until it is free ({path})", flush=True)
+    began = time.monotonic()
     with locked(path, wait=True):
-        yield
+        yield time.monotonic() - began
 
 
 def uses_gpu(root: Path, name: str, params: RunParams) -> bool:

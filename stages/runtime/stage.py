@@ -197,13 +197,14 @@ def _run(context: StageContext, run: Callable[[StageContext], None], kind: Kind)
     root, name, domain, params = context.root, context.name, context.domain, context.params
     whole = context.main and not context.shard
     hashes = input_hashes(root, name, domain)
+    waited = 0.0
     with ExitStack() as around:
         # The GPU of a shard is locked by the stage that started it.
         if not context.shard and uses_gpu(root, name, params):
-            around.enter_context(own_gpu(params.resources.device, context.title))
+            waited = around.enter_context(own_gpu(params.resources.device, context.title))
         if whole:
             context.tracker.inputs(hashes)
-            around.enter_context(measured(root, context.title, identity(hashes), uptime()))
+            around.enter_context(measured(root, context.title, identity(hashes), uptime() - waited))
         if kind.sharded and not context.shard and params.resources.shards.count > 1:
             run_shards(root, name, domain, params.resources.shards)
         elif kind.forked and not context.shard and params.resources.device == "cpu" and params.resources.workers > 1:

@@ -19,8 +19,8 @@ TRIES = 3
 class Sandbox:
     """Runs programs in a back end that `settings` allows, which the first program selects, probes and starts.
 
-    Programs run one at a time: threads take turns, and a forked process starts its own server. Raises SandboxError if no back
-    end is available.
+    Programs run one at a time: threads take turns, and a forked process or an unpickled copy starts its own server. Raises
+    SandboxError if no back end is available.
     """
 
     def __init__(self, settings: SandboxSettings | None = None) -> None:
@@ -29,6 +29,9 @@ class Sandbox:
         self._servers: list[Server] = []
         self._owner = os.getpid()
         self._finalizer = weakref.finalize(self, _close, self._servers, self._owner)
+
+    def __reduce__(self) -> tuple[type[Sandbox], tuple[SandboxSettings]]:
+        return Sandbox, (self.settings,)
 
     def find(self) -> Backend:
         """The back end that programs run in; the first call probes and announces it. Raises SandboxError."""

@@ -15,7 +15,7 @@ from stages.agent.logprobs import token_logprobs
 from stages.agent.rollout import Labels, attempts, collect
 from stages.engine.engine import Sampling, Turn
 from stages.engine.torch_engine import TorchEngine
-from stages.environments.registry import load_domain
+from stages.environments.registry import open_domain
 from stages.records.episode import Owner, read_episodes, write_episodes
 
 SAMPLING = Sampling(max_tokens=8)
@@ -197,9 +197,10 @@ def test_environment_processes_give_the_same_episodes(policy, chat, episodes):
         run(policy, chat, toy_tasks(3), make=ExitingEnvironment, processes=1)
 
 
-@pytest.mark.parametrize("name", ["search", "textworld", "wordle", "keydoor", "shop", "code"])
+@pytest.mark.parametrize("name", ["search", "textworld", "wordle", "keydoor", "shop", "code", "factbook"])
 def test_shipped_domains_can_be_pickled(name):
-    domain = load_domain(name, {})
+    """As rl sends them to processes of environments: after they are ready, when the sandbox, say, is known."""
+    domain = open_domain(name, {})
     assert type(pickle.loads(pickle.dumps(partial(domain.make, Path("worlds")))).func.__self__) is type(domain)
 
 

@@ -39,6 +39,9 @@ WINDOWED = ("mistral", "qwen2", "qwen3", "smollm3", "gemma3_text")
 or ignore the key (Llama)."""
 PRODUCTS = 1 << 25
 """Most attention weights of a part that `by_products` computes, since it keeps them for the backward pass: 6 bytes each."""
+GROUPED = ("cpu",)
+"""Types of device whose fused kernel reads fewer key heads than query heads under a mask. CUDA's does only without one; what is
+left there keeps all attention weights, in float32."""
 READ = 4
 """Upper bound of attention's padded tokens in a micro-batch, as a multiple of the tokens that layers compute."""
 
@@ -249,12 +252,14 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, parts: Sequence[Part],
             cast = (states.to(values.dtype) for states in (blocks, *keys_values))  # under autocast some are in float32
             output = by_products(*cast, part.visible, head_dim**-0.5 if scaling is None else scaling)
         else:
+            if part.visible is not None and values.device.type not in GROUPED:
+                keys_values = [states.repeat_interleave(heads // kv_heads, dim=1) for states in keys_values]
             output = functional.scaled_dot_product_attention(
                 *(blocks, *keys_values),
                 attn_mask=part.visible,
                 is_causal=part.visible is None,
                 scale=scaling,
-                enable_gqa=heads != kv_heads,
+                enable_gqa=heads != keys_values[0].shape[1],
             )
         outputs.append(output.transpose(1, 2).reshape(rows * width, heads, head_dim).index_select(0, part.place))
     return torch.cat(outputs)

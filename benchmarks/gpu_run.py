@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from scipy import stats
 
+from stages.records.episode import read_json
 from stages.reporting.figures.curves import rl_panel
 from stages.reporting.generated_blocks import markdown_table
 from stages.reporting.inputs import optional_json, read_history
@@ -33,6 +34,8 @@ PARTS_SHOWN = ("start", "engine", "training")
 APART = ("mean_logprob_difference", "max_logprob_difference")
 LEAST_STEPS = 6
 """Of an interval: two steps at either end."""
+COMPARED = ("domain", "a", "b", "difference", "low", "high", "p", "n")
+"""What is kept of evaluate's comparison of a specialist with sft, its start, on the panel of its own domain."""
 
 
 def stage(cost: Cost) -> dict[str, Any]:
@@ -54,8 +57,17 @@ def collected(folder: Path) -> dict[str, Any]:
         if history and summary:
             apart = {name: summary[name] for name in APART if name in summary}
             rl[domain] = {"algorithm": summary["algorithm"], **apart, "history": {name: history[name] for name in CURVE}}
+    panels = []
+    if "evaluate" in costs:
+        evaluation = read_json(folder / "reports/evaluation.json")
+        mean = {(model, domain): of["success"]["mean"] for model, by in evaluation["models"].items() for domain, of in by.items()}
+        for of in evaluation["comparisons"]:
+            if of["a"] == f"rl@{of['domain']}" and of["b"] == "sft":
+                sides = {f"success_{side}": mean[of[side], of["domain"]] for side in "ab"}
+                panels.append({**{name: of[name] for name in COMPARED}, **sides})
     device = sorted({cost.machine for cost in costs.values()})
-    return {"device": ", ".join(device), "stages": {name: stage(cost) for name, cost in costs.items()}, "rl": rl}
+    stages = {name: stage(cost) for name, cost in costs.items()}
+    return {"device": ", ".join(device), "stages": stages, "rl": rl, "panels": panels}
 
 
 def gain(success: Sequence[float]) -> tuple[float, float, float, float, float]:
@@ -96,13 +108,33 @@ def block(kept: Mapping[str, Any]) -> str:
                 f"{of['max_logprob_difference']:.2f} at most."
             )
         blocks.append(line)
+    if kept["panels"]:
+        heads = ("frozen panel", "tasks", "sft", "rl", "difference (95 % CI)", "p")
+        blocks.append(markdown_table(heads, panel_lines(kept), "lrrrrr"))
     return "\n\n".join(blocks)
+
+
+def panel_lines(kept: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Per panel: sft's success and that of the specialist trained from it, in percent, and their paired difference in points."""
+    return [
+        (
+            f"{of['domain']}",
+            f"{of['n']}",
+            f"{100 * of['success_b']:.1f} %",
+            f"{100 * of['success_a']:.1f} %",
+            f"{100 * of['difference']:+.1f} ({100 * of['low']:+.1f} to {100 * of['high']:+.1f})",
+            f"{of['p']:.3f}",
+        )
+        for of in kept["panels"]
+    ]
 
 
 def figure(kept: Mapping[str, Any]) -> Figure:
     """Success per step of rl, a line per domain."""
     histories = {domain: of["history"] for domain, of in kept["rl"].items()}
-    return rl_panel(histories, list(histories), "success", "Success on training tasks")
+    drawn = rl_panel(histories, list(histories), "success", "Success on training tasks")
+    drawn.axes[0].legend(loc="lower right")
+    return drawn
 
 
 @command

@@ -76,3 +76,18 @@ def test_no_gain_is_claimed_of_a_few_steps(tmp_path: Path) -> None:
     history = kept["rl"]["search"]["history"]
     kept["rl"]["search"]["history"] = {name: values[: gpu_run.LEAST_STEPS - 1] for name, values in history.items()}
     assert "points" not in gpu_run.block(kept)
+
+
+def test_panels_are_those_of_evaluate_on_a_gpu(tmp_path: Path) -> None:
+    """Of the comparisons, each specialist's with sft on its own panel; not a report that a checkout has from a CPU."""
+    folder = run_folder(tmp_path)
+    success = {"sft": {"search": 0.25, "shop": 0.5}, "rl@search": {"search": 0.375, "shop": 0.5}}
+    models = {model: {domain: {"success": {"mean": mean}} for domain, mean in of.items()} for model, of in success.items()}
+    common = {"a": "rl@search", "difference": 0.125, "low": 0.0251, "high": 0.2249, "p": 0.0125, "n": 400, "verdict": "better"}
+    comparisons = [common | {"b": b, "domain": domain} for b in ("sft", "base") for domain in ("search", "shop")]
+    (folder / "reports" / "evaluation.json").write_text(json.dumps({"models": models, "comparisons": comparisons}))
+    assert gpu_run.collected(folder)["panels"] == []
+    (folder / ".bellwether" / "costs" / "evaluate.json").write_text(json.dumps(COST))
+    kept = gpu_run.collected(folder)
+    assert [(of["domain"], of["success_b"], of["success_a"]) for of in kept["panels"]] == [("search", 0.25, 0.375)]
+    assert "| search | 400 | 25.0 % | 37.5 % | +12.5 (+2.5 to +22.5) | 0.013 |" in gpu_run.block(kept)

@@ -109,8 +109,8 @@ def block(kept: Mapping[str, Any]) -> str:
             )
         blocks.append(line)
     if kept["panels"]:
-        heads = ("frozen panel", "tasks", "sft", "rl", "difference (95 % CI)", "p")
-        blocks.append(markdown_table(heads, panel_lines(kept), "lrrrrr"))
+        titles = ("frozen panel", "tasks", "sft", "rl", "difference (95 % CI)", "p")
+        blocks.append(markdown_table(titles, panel_lines(kept), "lrrrrr"))
     return "\n\n".join(blocks)
 
 

@@ -57,7 +57,8 @@ install:
 		echo "install: done"; \
 	fi
 
-PROFILE ?=
+# With METHOD, that of the experiment.
+PROFILE ?= $(if $(METHOD),$(shell sed -n 's/^profile: *//p' reports/claims/$(METHOD).yaml 2> /dev/null))
 # Extras of this project that a profile needs.
 EXTRA_gemma-270m := gemma
 EXTRAS = $(strip $(foreach name,$(PROFILE),$(EXTRA_$(name))))
@@ -156,7 +157,7 @@ bench: install
 	python -m benchmarks.documents
 
 # Prints the cost first. Interrupted runs resume. BELLWETHER_JOBS=1 runs one arm and seed at a time.
-CHOSEN = $(if $(METHOD),$(METHOD),$(if $(PROFILE),--profile $(PROFILE)))
+CHOSEN = $(strip $(METHOD) $(if $(PROFILE),--profile '$(PROFILE)'))
 claims: extras
 	$(if $(PROFILE),@python -m flows.profile --model $(PROFILE))
 	@python -m stages.claims --check $(CHOSEN)

@@ -87,8 +87,9 @@ def main() -> int:
         return new.main(sys.argv[2:], lambda experiment, file: entry_of(Path.cwd(), experiment, params, file), params)
     parser = argparse.ArgumentParser(prog="python -m stages.claims", description=(__doc__ or "").strip())
     parser.add_argument("slugs", nargs="*", metavar="SLUG", help="experiments in reports/claims (default: all without profile)")
-    parser.add_argument("--profile", help="without SLUG: the experiments of this profile, such as gemma-270m")
-    parser.add_argument("--jobs", type=int, help=f"concurrent runs, about 1 GB of memory each (default: {JOBS}, or one per core)")
+    parser.add_argument("--profile", help="the experiments of this profile, such as gemma-270m")
+    memory = "about 1 GB of memory each, 7 GB with Gemma 3 270M"
+    parser.add_argument("--jobs", type=int, help=f"concurrent runs, {memory} (default: {JOBS}, or one per core)")
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--targets", action="store_true", help="print the experiments' stages for `dvc repro`")
     only.add_argument("--check", action="store_true", help="validate the experiments and print what they will cost")

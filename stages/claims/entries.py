@@ -38,12 +38,14 @@ def with_profile(root: Path, profile: str | None, params: Mapping[str, Any]) -> 
 
 def chosen(root: Path, names: Iterable[str], profile: str | None) -> dict[str, Experiment]:
     """The experiments `names`, or without names all of this profile (None: all that have none). Raises ParamsError for unknown
-    names, invalid experiments, and a profile that no experiment has."""
+    names, invalid experiments, a profile that no experiment has, and one that is not that of an experiment that is named."""
     known, named = slugs(root), list(names)
     if unknown := sorted(set(named) - set(known)):
         raise ParamsError(f"unknown experiment {', '.join(unknown)}; {FOLDER} has {', '.join(known)}")
     found = {slug: load_experiment(root / FOLDER / f"{slug}.yaml") for slug in named or known}
     if named:
+        if profile and (others := [f"{slug}: {one.profile or 'none'}" for slug, one in found.items() if one.profile != profile]):
+            raise ParamsError(f"not of profile {profile}, but {', '.join(others)}; leave the profile out")
         return found
     if profile not in (profiles := {None, *(one.profile for one in found.values())}):
         has = ", ".join(sorted(name for name in profiles if name)) or "none"

@@ -33,6 +33,9 @@ def test_experiments_of_a_profile_run_only_when_asked_for(board: Path) -> None:
     assert list(chosen(board, ["a", "d"], None)) == ["a", "d"]
     with pytest.raises(ParamsError, match="no experiment of reports/claims has profile small; their profiles are large"):
         chosen(board, [], "small")
+    assert list(chosen(board, ["d"], "large")) == ["d"]
+    with pytest.raises(ParamsError, match="not of profile large, but a: none; leave the profile out"):
+        chosen(board, ["a", "d"], "large")
 
 
 def test_times_and_runs_are_those_of_the_same_profile(board: Path) -> None:

@@ -8,6 +8,7 @@ files in its folder, without a server. Both contain no dates or paths; the same 
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import cast
 
 from stages import params
@@ -34,23 +35,24 @@ def run(context: StageContext) -> None:
     keep_only(context.root, params.domains, FOLDERS)
     inputs = load_inputs(context.root, params)
 
-    # All episodes: the viewer's files, and how often each pattern of behaviour occurs.
+    # All episodes: the viewer's files, and how often each pattern of behaviour occurs. Learnt values of states are computed
+    # beside the chapters, each of which reads its inputs and draws its figures.
     patterns = patterns_of(params)
-    with context.progress("episodes", group_count(context.root, inputs), "group") as bar:
-        groups = groups_of(context.root, inputs)
-        indexed, found = write_viewer(
-            context.reports / FOLDER, inputs, groups, patterns, lambda group: bar.advance(), context.data / "annotated"
-        )
-
-    # Chapters: each builder reads its inputs and draws its figures.
     summary: list[Section] = []
     details: list[Section] = []
-    with context.progress("chapters", len(SUMMARY) + len(DETAILS), "chapter") as bar:
-        for builders, chapters in ((SUMMARY, summary), (DETAILS, details)):
-            for build in builders:
-                chapter = build(inputs)
-                chapters += [chapter] if chapter is not None else []
-                bar.advance()
+    with ExitStack() as around:
+        with context.progress("episodes", group_count(context.root, inputs), "group") as bar:
+            groups = groups_of(context.root, inputs)
+            viewer = write_viewer(
+                context.reports / FOLDER, inputs, groups, patterns, lambda group: bar.advance(), context.data / "annotated"
+            )
+            indexed, found = around.enter_context(viewer)
+        with context.progress("chapters", len(SUMMARY) + len(DETAILS), "chapter") as bar:
+            for builders, chapters in ((SUMMARY, summary), (DETAILS, details)):
+                for build in builders:
+                    chapter = build(inputs)
+                    chapters += [chapter] if chapter is not None else []
+                    bar.advance()
     behaviour = behaviour_section(inputs, indexed, patterns, found)
     summary[1:1] = [behaviour] if behaviour is not None else []
 

@@ -87,7 +87,8 @@ def write(target: Path, run: Path, domains: list[str]) -> Path:
     """A viewer with one episode of each domain."""
     (params,) = (parse_params({"domains": domains, "per_domain": {domain: {} for domain in domains}}),)
     inputs = replace(load_inputs(run, parse_params({"domains": ["search"], "per_domain": {"search": {}}})), params=params)
-    folder.write_viewer(target, inputs, [Group(domain, "sft", "panel", [row(domain)]) for domain in domains], [])
+    with folder.write_viewer(target, inputs, [Group(domain, "sft", "panel", [row(domain)]) for domain in domains], []):
+        pass
     return target / "index.html"
 
 

@@ -117,7 +117,8 @@ def test_hostile_text_stays_text(full_run, tmp_path: Path) -> None:
     turns = [{**turn, "action": hostile} for turn in row["turns"]]
     row |= {"episode_id": hostile, "task_id": hostile, "turns": turns, "stop_reason": hostile}
     group = Group("search", hostile, "rollout", [row])
-    write_viewer(tmp_path / "episodes", load_inputs(root, params), [group], SHIPPED)
+    with write_viewer(tmp_path / "episodes", load_inputs(root, params), [group], SHIPPED):
+        pass
     page = (tmp_path / "episodes" / "index.html").read_text(encoding="utf-8")
     assert hostile not in page
     found = re.search(r'id="index">(.*?)</script>', page, re.DOTALL)

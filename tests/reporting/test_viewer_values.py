@@ -16,7 +16,7 @@ from stages.reporting.viewer.folder import write_viewer
 from stages.reporting.viewer.groups import Group, groups_of
 from stages.reporting.viewer.pack import state_name
 from stages.reporting.viewer.patterns import SHIPPED
-from stages.reporting.viewer.values import ShortestHistories, covering, learnt_values
+from stages.reporting.viewer.values import MODEL, ShortestHistories, covering, learnt_values, values_beside
 
 
 def group(kind: str, *episodes: tuple[list[int], list[tuple[str, int]]]) -> Group:
@@ -78,11 +78,32 @@ def test_values_are_the_model_s_at_the_end_of_each_history(valued: Path, full_ru
     assert learnt_values(valued / "none", given, 256) == {}
 
 
+def test_values_beside_are_those_of_this_process(valued: Path, full_run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: the same numbers in a process of its own, whose errors are raised here; a domain without a model has none."""
+    histories = ShortestHistories()
+    for one in groups_of(valued, load_inputs(valued, full_run[1])):
+        histories.add(one)
+    found = {domain: dict(sorted(histories.found["search"].items())[:9]) for domain in ("search", "unknown")}
+    annotated = valued / "data/annotated"
+    with values_beside(annotated, found, 256) as values:
+        here = values()
+    assert list(here) == ["search"]
+    assert here["search"]
+    monkeypatch.setattr("stages.reporting.viewer.values.BESIDE", 0)
+    monkeypatch.setattr("stages.reporting.viewer.values.available_cores", lambda: 2)
+    with values_beside(annotated, found, 256) as values:
+        assert values() == here
+    (tmp_path / "search" / MODEL).mkdir(parents=True)
+    with pytest.raises(FileNotFoundError), values_beside(tmp_path, found, 256) as values:
+        values()
+
+
 @pytest.mark.parametrize("on", [True, False])
 def test_viewer_has_the_values_of_domains_with_a_model(valued: Path, full_run, tmp_path: Path, on: bool) -> None:
     inputs = load_inputs(valued, full_run[1].model_copy(update={"report": Report(state_values=on)}))
     groups = [one for one in groups_of(valued, inputs) if one.kind == "training"]
-    write_viewer(tmp_path / "episodes", inputs, groups, SHIPPED[:1], annotated=valued / "data/annotated")
+    with write_viewer(tmp_path / "episodes", inputs, groups, SHIPPED[:1], annotated=valued / "data/annotated"):
+        pass
     page = (tmp_path / "episodes/index.html").read_text(encoding="utf-8")
     found = re.search(r'id="index">(.*?)</script>', page, re.DOTALL)
     assert found is not None

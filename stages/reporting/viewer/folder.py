@@ -3,9 +3,10 @@ learnt values of states."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stages.agent.model_names import evaluated_domains
 from stages.environments.registry import GROUP
@@ -19,12 +20,9 @@ from stages.reporting.viewer.index import Indexed, index_group, index_json
 from stages.reporting.viewer.pack import pack_group, script, used_tokens
 from stages.reporting.viewer.patterns import Pattern
 from stages.reporting.viewer.prevalence import Prevalence, prevalences
-from stages.reporting.viewer.values import MODEL, ShortestHistories, learnt_values
+from stages.reporting.viewer.values import ShortestHistories, values_beside
 from stages.runtime.files import atomic_folder
 from stages.runtime.validation import ParamsError
-
-if TYPE_CHECKING:
-    from stages.params import Params
 
 RENDERERS = TEMPLATES / "viewer" / "renderers"
 SAME = {"code_folder": "code"}
@@ -94,6 +92,7 @@ def comparisons(inputs: Inputs) -> list[dict[str, Any]]:
     return [{key: item[key] for key in keys} for item in inputs.evaluation["comparisons"]]
 
 
+@contextmanager
 def write_viewer(
     folder: Path,
     inputs: Inputs,
@@ -101,11 +100,12 @@ def write_viewer(
     patterns: Sequence[Pattern],
     shown: Callable[[Group], None] = lambda group: None,
     annotated: Path | None = None,
-) -> tuple[list[Indexed], list[Prevalence]]:
-    """Write the viewer to `folder`, which it replaces, one group in memory at a time. `shown` is called after each group.
-    `annotated`: data/annotated, with the models that value states; None: no values.
+) -> Iterator[tuple[list[Indexed], list[Prevalence]]]:
+    """Write the viewer to `folder`, which it replaces at the end of the block, one group in memory at a time. `shown` is called
+    after each group. `annotated`: data/annotated, with the models that value states, which compute beside the block; None: no
+    values.
 
-    Returns the groups' index and how often each pattern occurs, for the chapter on behaviour.
+    Yields the groups' index and how often each pattern occurs, for the chapter on behaviour.
     """
     indexed: list[Indexed] = []
     tokens: set[int] = set()
@@ -117,22 +117,21 @@ def write_viewer(
             histories.add(group)
             indexed.append(index_group(group, patterns))
             shown(group)
-        values = write_values(partial, annotated, histories, inputs.params)
-        vocabulary = {str(token): token_text(inputs.tokenizer, token) for token in sorted(tokens)}
-        (partial / "vocabulary.js").write_text(script("vocabulary", vocabulary), encoding="utf-8")
-        found = prevalences(indexed, inputs)
-        (partial / "index.html").write_text(render_viewer(inputs, indexed, patterns, found, values), encoding="utf-8")
-    return indexed, found
+        valued = histories.found if annotated is not None and inputs.params.report.state_values else {}
+        with values_beside(annotated or Path(), valued, inputs.params.resources.tokens_per_batch) as values:
+            vocabulary = {str(token): token_text(inputs.tokenizer, token) for token in sorted(tokens)}
+            (partial / "vocabulary.js").write_text(script("vocabulary", vocabulary), encoding="utf-8")
+            found = prevalences(indexed, inputs)
+            yield indexed, found
+            names = write_values(partial, values())
+        (partial / "index.html").write_text(render_viewer(inputs, indexed, patterns, found, names), encoding="utf-8")
 
 
-def write_values(partial: Path, annotated: Path | None, histories: ShortestHistories, params: Params) -> dict[str, str]:
-    """Write a file with the learnt values of each domain whose step-value model is in `annotated`; domain -> its name."""
+def write_values(partial: Path, values: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
+    """Write a file with the learnt values of each domain that has any; domain -> its name."""
     written = {}
-    if annotated is None or not params.report.state_values:
-        return {}
-    for domain, own in histories.found.items():
-        values = learnt_values(annotated / domain / MODEL, own, params.resources.tokens_per_batch)
-        if values:
+    for domain, own in values.items():
+        if own:
             written[domain] = f"values_{file_name(domain)}"
-            (partial / f"{written[domain]}.js").write_text(script("valued", domain, values), encoding="utf-8")
+            (partial / f"{written[domain]}.js").write_text(script("valued", domain, own), encoding="utf-8")
     return written

@@ -7,15 +7,20 @@ each is valued once, however often it is visited; histories that begin others ar
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from stages.reporting.blocks import rounded
 from stages.reporting.viewer.groups import Group
 from stages.reporting.viewer.pack import state_name
+from stages.runtime.cores import available_cores
+from stages.runtime.workers import worker_pool
 
 MODEL = "value_model"
 """Folder in data/annotated/<domain>."""
+BESIDE = 1 << 16
+"""Tokens of histories from which on a process of its own is worth its start."""
 Histories = Mapping[str, Sequence[int]]
 
 
@@ -61,3 +66,19 @@ def learnt_values(folder: Path, histories: Histories, tokens_per_batch: int) -> 
     predicted, _, _ = predict(StepValueModel.load(folder), asked, tokens_per_batch)
     names = [name for _, ends in paths for _, name in ends]
     return {name: rounded(value, 3) or 0.0 for name, value in sorted(zip(names, predicted.tolist(), strict=True))}
+
+
+@contextmanager
+def values_beside(
+    annotated: Path, histories: Mapping[str, Histories], tokens_per_batch: int
+) -> Iterator[Callable[[], dict[str, dict[str, float]]]]:
+    """Compute the `learnt_values` of each domain while the block runs, in a process beside this one if a core is free and it has
+    enough to do. Yields a function that waits for them and raises what they raise."""
+    with_model = {domain: own for domain, own in histories.items() if (annotated / domain / MODEL).exists()}
+    asked = {domain: (annotated / domain / MODEL, own, tokens_per_batch) for domain, own in with_model.items()}
+    if available_cores() < 2 or sum(len(tokens) for own in with_model.values() for tokens in own.values()) < BESIDE:
+        yield lambda: {domain: learnt_values(*arguments) for domain, arguments in asked.items()}
+        return
+    with worker_pool(1) as pool:
+        pending = {domain: pool.submit(learnt_values, *arguments) for domain, arguments in asked.items()}
+        yield lambda: {domain: future.result() for domain, future in pending.items()}

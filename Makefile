@@ -57,8 +57,8 @@ install:
 		echo "install: done"; \
 	fi
 
-# With METHOD, that of the experiment.
-PROFILE ?= $(if $(METHOD),$(shell sed -n 's/^profile: *//p' reports/claims/$(METHOD).yaml 2> /dev/null))
+# With METHOD, that of these experiments.
+PROFILE ?= $(sort $(shell cat $(METHOD:%=reports/claims/%.yaml) 2> /dev/null < /dev/null | sed -n 's/^profile: *\([^ ]*\).*/\1/p'))
 # Extras of this project that a profile needs.
 EXTRA_gemma-270m := gemma
 EXTRAS = $(strip $(foreach name,$(PROFILE),$(EXTRA_$(name))))

@@ -20,6 +20,7 @@ from stages.records.episode import read_json
 from stages.reporting.figures.curves import rl_panel
 from stages.reporting.generated_blocks import markdown_table
 from stages.reporting.inputs import optional_json, read_history
+from stages.reporting.results import p_value, signed
 from stages.runtime.command import command
 from stages.runtime.costs import FOLDER, Cost, read_cost
 from stages.runtime.speed import in_order, part_seconds
@@ -116,17 +117,14 @@ def block(kept: Mapping[str, Any]) -> str:
 
 def panel_lines(kept: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Per panel: sft's success and that of the specialist trained from it, in percent, and their paired difference in points."""
-    return [
-        (
-            f"{of['domain']}",
-            f"{of['n']}",
-            f"{100 * of['success_b']:.1f} %",
-            f"{100 * of['success_a']:.1f} %",
-            f"{100 * of['difference']:+.1f} ({100 * of['low']:+.1f} to {100 * of['high']:+.1f})",
-            f"{of['p']:.3f}",
+    lines = []
+    for of in kept["panels"]:
+        points = [signed(100 * of[name]) for name in ("difference", "low", "high")]
+        sides = (f"{100 * of[f'success_{side}']:.1f} %" for side in "ba")
+        lines.append(
+            (of["domain"], str(of["n"]), *sides, f"{points[0]} ({points[1]} to {points[2]})", p_value(of["p"], bare=True))
         )
-        for of in kept["panels"]
-    ]
+    return lines
 
 
 def figure(kept: Mapping[str, Any]) -> Figure:

@@ -1,7 +1,7 @@
 """A frozen linear layer of lower precision, computed in float32 a slice of its outputs at a time.
 
 A float32 copy of an output layer of 262,144 words (Gemma 3 270M) takes 671 MB, and on a CPU more time than its product with a
-hundred hidden states. Slices stay in the cache; results are those of the whole copy, bit for bit.
+hundred hidden states. On a CPU, slices stay in the cache; results are those of the whole copy, bit for bit.
 
 A GPU multiplies bfloat16 with float32 sums, without a copy and ten times as fast: the other factor is there the sum of two
 bfloat16 numbers, which is off by at most 2^-17 of its value, and not at all if it was bfloat16 before.
@@ -22,7 +22,7 @@ SLICE = {"cpu": 1024}
 
 
 def upcast_linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """inputs @ weight.T + bias in the inputs' precision: [..., D], [V, D], [V] -> [..., V]. Only the inputs get a gradient, once;
+    """inputs @ weight.T + bias in the inputs' precision (on a GPU see above): [..., D], [V, D], [V] -> [..., V]. Only the inputs get a gradient, once;
     raises ValueError for parameters that are trained."""
     trained = weight.requires_grad or (bias is not None and bias.requires_grad)
     if trained and inputs.requires_grad and torch.is_grad_enabled():
@@ -40,10 +40,14 @@ def _slices(weight: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]
 
 @cache
 def multiplies_mixed(device: str) -> bool:
-    """Whether the type of device multiplies bfloat16 matrices into float32 (CUDA, from PyTorch 2.8 on)."""
+    """Whether the type of device multiplies bfloat16 matrices into float32: CUDA, from PyTorch 2.8 on."""
+    if device != "cuda":
+        return False
     try:
         one = torch.ones(1, 1, dtype=torch.bfloat16, device=device)
         return torch.mm(one, one, out_dtype=torch.float32).dtype == torch.float32
+    except torch.OutOfMemoryError:
+        raise
     except (NotImplementedError, RuntimeError, TypeError):
         return False
 

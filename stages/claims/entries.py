@@ -45,7 +45,7 @@ def chosen(root: Path, names: Iterable[str], profile: str | None) -> dict[str, E
     found = {slug: load_experiment(root / FOLDER / f"{slug}.yaml") for slug in named or known}
     if named:
         if profile and (others := [f"{slug}: {one.profile or 'none'}" for slug, one in found.items() if one.profile != profile]):
-            raise ParamsError(f"not of profile {profile}, but {', '.join(others)}; leave the profile out")
+            raise ParamsError(f"not of profile {profile}, but {', '.join(others)}; run each profile's experiments by themselves")
         return found
     if profile not in (profiles := {None, *(one.profile for one in found.values())}):
         has = ", ".join(sorted(name for name in profiles if name)) or "none"

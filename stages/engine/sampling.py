@@ -76,24 +76,34 @@ def _invert(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     if width < LEAST_BLOCK:
         cumulative = weights.cumsum_(-1)
         total = cumulative[:, -1:]
-        return _passed(cumulative, uniforms[:, None] * total), total
+        return torch.searchsorted(cumulative, _below(uniforms[:, None] * total, total), right=True), total
     blocks = weights.unflatten(-1, (-1, width))
     sums = blocks.sum(-1)
-    cumulative = sums.cumsum(-1)
-    total = cumulative[:, -1:]
+    cumulative = _cumulated(sums)
+    total = cumulative.amax(-1, keepdim=True)
     wanted = uniforms[:, None] * total
     block = _passed(cumulative, wanted)
     before = cumulative.gather(-1, block) - sums.gather(-1, block)
-    own = blocks.take_along_dim(block[:, :, None], 1)[:, 0].cumsum(-1)
+    own = _cumulated(blocks.take_along_dim(block[:, :, None], 1)[:, 0])
     return block * width + _passed(own, (wanted - before).clamp_(min=0.0)), total
 
 
+def _cumulated(weights: Tensor) -> Tensor:
+    """Cumulative sums of `weights` [N, K], 0 where a weight is 0. A GPU's need not ascend: one after a weight of 0 may be larger
+    by a rounding error."""
+    return weights.cumsum(-1).masked_fill_(weights == 0, 0.0)
+
+
 def _passed(cumulative: Tensor, wanted: Tensor) -> Tensor:
-    """The first place [N, 1] of each row of cumulative sums [N, K] that is above `wanted` [N, 1]."""
-    total = cumulative[:, -1:]
-    # Rounding may lift `wanted` to the total itself; the next lower number still selects a token of positive probability.
-    below = torch.minimum(wanted, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cumulative, below, right=True)
+    """The first place [N, 1] of each row of `_cumulated` sums [N, K] that is above `wanted` [N, 1]."""
+    below = _below(wanted, cumulative.amax(-1, keepdim=True))
+    return (cumulative > below).int().argmax(-1, keepdim=True)
+
+
+def _below(wanted: Tensor, total: Tensor) -> Tensor:
+    """`wanted`, which rounding may have lifted to the total itself, below it; that still selects a token of positive
+    probability."""
+    return torch.minimum(wanted, torch.nextafter(total, torch.zeros_like(total)))
 
 
 def distribution(logits: Tensor, temperature: Tensor, top_p: Tensor, top_k: Tensor) -> Distribution:

@@ -30,6 +30,30 @@ def test_slices_equal_a_converted_copy(with_bias):
     assert torch.allclose(found.grad, expected.grad, rtol=1e-5, atol=1e-3)
 
 
+def test_mixed_products_are_wired_as_the_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values and gradients by the products of a GPU, here with a CPU's float32 product in their place."""
+    plain = torch.mm
+
+    def mixed(left: torch.Tensor, right: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
+        assert left.dtype == right.dtype == torch.bfloat16
+        return plain(left.to(out_dtype), right.to(out_dtype))
+
+    generator = torch.Generator().manual_seed(0)
+    weight, bias = (torch.randn(*shape, generator=generator).to(torch.bfloat16) for shape in ((40, 16), (40,)))
+    inputs, slope = (torch.randn(2, 3, size, generator=generator) for size in (16, 40))
+    found = []
+    for patched in (False, True):
+        if patched:
+            monkeypatch.setattr("stages.agent.upcast_linear.multiplies_mixed", lambda device: True)
+            monkeypatch.setattr(torch, "mm", mixed)
+        given = inputs.clone().requires_grad_()
+        output = upcast_linear(given, weight, bias)
+        output.backward(slope)
+        found.append((output.detach(), given.grad))
+    for sliced, product in zip(*found, strict=True):
+        torch.testing.assert_close(product, sliced, atol=2e-4, rtol=2e-5)
+
+
 def test_trained_weights_are_refused():
     weight = torch.zeros(4, 2, dtype=torch.bfloat16, requires_grad=True)
     with pytest.raises(ValueError, match="load the model in float32"):

@@ -34,7 +34,7 @@ def test_experiments_of_a_profile_run_only_when_asked_for(board: Path) -> None:
     with pytest.raises(ParamsError, match="no experiment of reports/claims has profile small; their profiles are large"):
         chosen(board, [], "small")
     assert list(chosen(board, ["d"], "large")) == ["d"]
-    with pytest.raises(ParamsError, match="not of profile large, but a: none; leave the profile out"):
+    with pytest.raises(ParamsError, match="not of profile large, but a: none; run each profile's experiments by themselves"):
         chosen(board, ["a", "d"], "large")
 
 

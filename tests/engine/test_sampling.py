@@ -10,7 +10,7 @@ import torch
 from device import DEVICE
 
 from stages import seeding
-from stages.engine.sampling import distribution, draw
+from stages.engine.sampling import _cumulated, _passed, distribution, draw
 
 
 def reference(logits, temperature, top_p, top_k, uniform):
@@ -160,3 +160,12 @@ def test_draw_from_a_large_vocabulary(size):
             assert cumulative[row, token] >= uniform - 1e-12
             assert token == 0 or cumulative[row, token - 1] <= uniform + 1e-12
             assert logs[row].item() == pytest.approx(logits[row].double().log_softmax(-1)[token].item(), abs=1e-5)
+
+
+def test_weights_of_0_are_never_passed():
+    """Also where a cumulative sum after one is larger by rounding, as on a GPU, at the start and at the end of a row."""
+    weights = torch.tensor([[0.0, 0.0, 0.25, 0.0, 0.5, 0.0]], dtype=torch.float64)
+    sums = _cumulated(weights)
+    assert sums.tolist() == [[0.0, 0.0, 0.25, 0.0, 0.75, 0.0]]
+    found = [_passed(sums, torch.tensor([[wanted]], dtype=torch.float64)).item() for wanted in (0.0, 0.2, 0.25, 0.7, 0.75, 0.9)]
+    assert found == [2, 2, 4, 4, 4, 4]

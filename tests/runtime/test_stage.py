@@ -208,13 +208,13 @@ def holder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def test_gpu_runs_one_stage_at_a_time(holder: subprocess.Popen, capsys: pytest.CaptureFixture[str]) -> None:
     """However stages are started (Prefect, dvc repro, in another checkout), a GPU runs one; a killed stage releases it."""
-    with own_gpu("cuda:1", "sft"):  # another GPU is free
-        pass
+    with own_gpu("cuda:1", "sft") as waited:  # another GPU is free
+        assert waited == 0.0
     assert capsys.readouterr().out == ""
     subprocess.Popen([sys.executable, "-c", f"import os, time; time.sleep(0.5); os.kill({holder.pid}, 9)"])
     started = time.monotonic()
-    with own_gpu("cuda:0", "sft"):
-        assert time.monotonic() - started > 0.2
+    with own_gpu("cuda:0", "sft") as waited:
+        assert time.monotonic() - started >= waited > 0.2
     assert capsys.readouterr().out.startswith("sft: GPU 0 is in use by another stage; waiting until it is free (")
 
 

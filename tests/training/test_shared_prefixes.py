@@ -122,13 +122,12 @@ def test_states_are_those_of_the_dense_pass(model, families, monkeypatch):
 WINDOWED = ["mistral", "qwen2", "qwen3", "smollm3", "gemma3"]
 
 
-@pytest.mark.parametrize(("name", "grouped"), [*((name, ("cpu",)) for name in WINDOWED), ("gemma3", ()), ("qwen3", ())])
-def test_windows_give_states_and_gradients_of_the_dense_pass(
-    name: str, grouped: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Contract: for every model of the decoder, prompts of 30 and 45 tokens being longer than its windows of 24; also where the
-    fused kernel wants as many key heads as query heads."""
-    monkeypatch.setattr("stages.training.common.shared_prefixes.GROUPED", grouped)
+@pytest.mark.parametrize(("name", "products"), [*((name, False) for name in WINDOWED), ("gemma3", True), ("qwen3", True)])
+def test_windows_give_states_and_gradients_of_the_dense_pass(name: str, products: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: for every model of the decoder, prompts of 30 and 45 tokens being longer than its windows of 24; also by
+    products, as on a GPU."""
+    if products:
+        monkeypatch.setattr("stages.training.common.shared_prefixes._in_products", lambda *_: True)
     model = make(name).to(DEVICE)
     assert can_share(model)
     found = {}

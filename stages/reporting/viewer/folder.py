@@ -118,7 +118,7 @@ def write_viewer(
             indexed.append(index_group(group, patterns))
             shown(group)
         valued = histories.found if annotated is not None and inputs.params.report.state_values else {}
-        with values_beside(annotated or Path(), valued, inputs.params.resources.tokens_per_batch) as values:
+        with values_beside(annotated or Path(), valued, inputs.params.resources) as values:
             vocabulary = {str(token): token_text(inputs.tokenizer, token) for token in sorted(tokens)}
             (partial / "vocabulary.js").write_text(script("vocabulary", vocabulary), encoding="utf-8")
             found = prevalences(indexed, inputs)

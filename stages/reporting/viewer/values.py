@@ -14,7 +14,7 @@ from pathlib import Path
 from stages.reporting.blocks import rounded
 from stages.reporting.viewer.groups import Group
 from stages.reporting.viewer.pack import state_name
-from stages.runtime.cores import available_cores
+from stages.runtime.resources import Resources
 from stages.runtime.workers import worker_pool
 
 MODEL = "value_model"
@@ -70,15 +70,19 @@ def learnt_values(folder: Path, histories: Histories, tokens_per_batch: int) -> 
 
 @contextmanager
 def values_beside(
-    annotated: Path, histories: Mapping[str, Histories], tokens_per_batch: int
+    annotated: Path, histories: Mapping[str, Histories], resources: Resources
 ) -> Iterator[Callable[[], dict[str, dict[str, float]]]]:
-    """Compute the `learnt_values` of each domain while the block runs, in a process beside this one if a core is free and it has
-    enough to do. Yields a function that waits for them and raises what they raise."""
+    """Compute the `learnt_values` of each domain while the block runs, in a process beside this one if `resources.workers` allows
+    two and it has enough to do. Yields a function that waits for them and raises what they raise."""
+    tokens_per_batch = resources.tokens_per_batch
     with_model = {domain: own for domain, own in histories.items() if (annotated / domain / MODEL).exists()}
     asked = {domain: (annotated / domain / MODEL, own, tokens_per_batch) for domain, own in with_model.items()}
-    if available_cores() < 2 or sum(len(tokens) for own in with_model.values() for tokens in own.values()) < BESIDE:
+    if resources.workers < 2 or sum(len(tokens) for own in with_model.values() for tokens in own.values()) < BESIDE:
         yield lambda: {domain: learnt_values(*arguments) for domain, arguments in asked.items()}
         return
-    with worker_pool(1) as pool:
+    pool = worker_pool(1)
+    try:
         pending = {domain: pool.submit(learnt_values, *arguments) for domain, arguments in asked.items()}
         yield lambda: {domain: future.result() for domain, future in pending.items()}
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # an error in the block is reported at once

@@ -38,10 +38,7 @@ WINDOWED = ("mistral", "qwen2", "qwen3", "smollm3", "gemma3_text")
 """Model types whose windows are known here. Others with windows also give their attention sinks (gpt-oss) or soft caps (Gemma 2),
 or ignore the key (Llama)."""
 PRODUCTS = 1 << 25
-"""Most attention weights of a part that `by_products` computes, since it keeps them for the backward pass: 6 bytes each."""
-GROUPED = ("cpu",)
-"""Types of device whose fused kernel reads fewer key heads than query heads under a mask. CUDA's does only without one; what is
-left there keeps all attention weights, in float32."""
+"""Most attention weights of a part that `by_products` computes on a CPU. It keeps them for the backward pass, 6 bytes each."""
 READ = 4
 """Upper bound of attention's padded tokens in a micro-batch, as a multiple of the tokens that layers compute."""
 
@@ -247,22 +244,27 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, parts: Sequence[Part],
             for states in (keys, values)
         ]
         blocks = padded.view(rows, width, heads, head_dim).transpose(1, 2)
-        small = rows * heads * width * longest <= PRODUCTS
-        if values.dtype == torch.bfloat16 and values.device.type == "cpu" and small:
+        if _in_products(values, part.visible, heads // kv_heads, rows * heads * width * longest):
             cast = (states.to(values.dtype) for states in (blocks, *keys_values))  # under autocast some are in float32
             output = by_products(*cast, part.visible, head_dim**-0.5 if scaling is None else scaling)
         else:
-            if part.visible is not None and values.device.type not in GROUPED:
-                keys_values = [states.repeat_interleave(heads // kv_heads, dim=1) for states in keys_values]
             output = functional.scaled_dot_product_attention(
                 *(blocks, *keys_values),
                 attn_mask=part.visible,
                 is_causal=part.visible is None,
                 scale=scaling,
-                enable_gqa=heads != keys_values[0].shape[1],
+                enable_gqa=heads != kv_heads,
             )
         outputs.append(output.transpose(1, 2).reshape(rows * width, heads, head_dim).index_select(0, part.place))
     return torch.cat(outputs)
+
+
+def _in_products(values: Tensor, visible: Tensor | None, shared: int, weights: int) -> bool:
+    """Whether `by_products` computes a part of so many attention weights, `shared` query heads reading one key head. On a GPU,
+    PyTorch's fused kernels take no mask with shared heads, and its other kernel computes in float32."""
+    if values.device.type != "cpu":
+        return visible is not None and shared > 1
+    return values.dtype == torch.bfloat16 and weights <= PRODUCTS
 
 
 def by_products(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor | None, scaling: float) -> Tensor:

@@ -22,8 +22,8 @@ SLICE = {"cpu": 1024}
 
 
 def upcast_linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """inputs @ weight.T + bias in the inputs' precision (on a GPU see above): [..., D], [V, D], [V] -> [..., V]. Only the inputs get a gradient, once;
-    raises ValueError for parameters that are trained."""
+    """inputs @ weight.T + bias in the inputs' precision (on a GPU, see above): [..., D], [V, D], [V] -> [..., V]. Only the inputs
+    get a gradient, once; raises ValueError for parameters that are trained."""
     trained = weight.requires_grad or (bias is not None and bias.requires_grad)
     if trained and inputs.requires_grad and torch.is_grad_enabled():
         raise ValueError("the output layer is trained in lower precision than float32; load the model in float32")

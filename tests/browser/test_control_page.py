@@ -40,6 +40,7 @@ def control_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_page_is_whole_and_can_be_read(browser: Browser, control_page: Path) -> None:
     """Contract: nothing is wider than the screen, text has the contrast of WCAG AA, chapters, plots and films are there, and no
     error is on the console."""

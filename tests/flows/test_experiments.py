@@ -67,6 +67,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_parallel_experiments_give_table_and_figure(checkout: Path) -> None:
     """Parallel runs leave the checkout unchanged, and each becomes an experiment with its own name."""
     from flows.compare import Comparison, Setting, gather_scores, plan_experiments, verdicts, write

@@ -22,6 +22,7 @@ def kills(checkout: Checkout, stages: list[str], count: int) -> list[str]:
     return [f"{name}: {outcome.detail}" for name, outcome in found if outcome.kind == LOST]
 
 
+@pytest.mark.slow
 def test_merge_killed_at_random_moments_writes_same_bytes(done: Checkout) -> None:
     assert kills(done, ["merge"], 1) == []
 

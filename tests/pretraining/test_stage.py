@@ -34,6 +34,7 @@ def pretrain(folder: Path, workers: int) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted((folder / "data" / "base").iterdir())}
 
 
+@pytest.mark.slow
 @pytest.mark.long(20)
 def test_any_number_of_workers_trains_the_same_model(tmp_path: Path) -> None:
     """Contract: text, tokenizer, weights and history are the same bytes."""

@@ -80,7 +80,7 @@ lifecycle: install
 	@echo "lifecycle: the report is reports/report.html; 'make ui' shows the runs, 'make keep' keeps this one to compare with"
 endif
 
-# Three at a time even on two cores, since tests often wait for servers and processes to start. Tests of one file share fixtures;
+# Four at a time even on two cores, since tests often wait for servers and processes to start. Tests of one file share fixtures;
 # the longest files (marker `long`) start first.
 AT_ONCE := -n 4 --dist loadfile --no-loadscope-reorder
 

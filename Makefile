@@ -58,7 +58,7 @@ install:
 	fi
 
 # With METHOD, that of these experiments.
-PROFILE ?= $(sort $(shell cat $(METHOD:%=reports/claims/%.yaml) 2> /dev/null < /dev/null | sed -n 's/^profile: *\([^ ]*\).*/\1/p'))
+PROFILE ?= $(if $(METHOD),$(sort $(shell cat $(METHOD:%=reports/claims/%.yaml) 2> /dev/null | sed -n 's/^profile: *\([^ ]*\).*/\1/p')))
 # Extras of this project that a profile needs.
 EXTRA_gemma-270m := gemma
 EXTRAS = $(strip $(foreach name,$(PROFILE),$(EXTRA_$(name))))

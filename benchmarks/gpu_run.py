@@ -101,7 +101,7 @@ def block(kept: Mapping[str, Any]) -> str:
         line = (
             f"- `rl@{domain}`, {of['algorithm']}, {len(success)} steps of {episodes} episodes: success on training tasks "
             f"{100 * before:.1f} % in the first {len(success) // 3} steps, {100 * after:.1f} % in the last; "
-            f"{100 * difference:+.1f} points (95 % CI {100 * low:+.1f} to {100 * high:+.1f}, steps as units)."
+            f"{signed(100 * difference)} points (95 % CI {signed(100 * low)} to {signed(100 * high)}, steps as units)."
         )
         if of.keys() >= set(APART):
             line += (

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -216,6 +217,18 @@ def test_gpu_runs_one_stage_at_a_time(holder: subprocess.Popen, capsys: pytest.C
     with own_gpu("cuda:0", "sft") as waited:
         assert time.monotonic() - started >= waited > 0.2
     assert capsys.readouterr().out.startswith("sft: GPU 0 is in use by another stage; waiting until it is free (")
+
+
+def test_waiting_for_a_gpu_is_no_start(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stage that waits 7 of its first 10 seconds for another's GPU started in 3."""
+    monkeypatch.setattr(runtime, "uptime", lambda: 10.0)
+    monkeypatch.setattr(runtime, "uses_gpu", lambda *_: True)
+    monkeypatch.setattr(runtime, "own_gpu", lambda *_: nullcontext(7.0))
+    assert stage_run("sft", lambda context: None, params, open_tracker) == 0
+    cost = read_cost(project, "sft")
+    assert cost is not None
+    assert cost.spans["start"] == pytest.approx(3.0, abs=0.5)
+    assert 3.0 <= cost.seconds < 6.0
 
 
 def test_gpu_lock_is_on_the_physical_device(

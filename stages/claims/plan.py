@@ -43,8 +43,9 @@ class Run:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run found. `code`: hash of the code that bears on it. `rows`, `curve`: of ROWS_SCHEMA and CURVES_SCHEMA, without arm
-    and seed; [] in lanes that evaluate no panel. `start`: panel success of the policy that training started from."""
+    """What a run found. `seconds`: of processors. `code`: hash of the code that bears on it. `rows`, `curve`: of ROWS_SCHEMA and
+    CURVES_SCHEMA, without arm and seed; [] in lanes that evaluate no panel. `start`: panel success of the policy that training
+    started from."""
 
     metrics: dict[str, float | None]
     environment_steps: int

@@ -14,7 +14,6 @@ import csv
 import json
 import shutil
 import threading
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -230,18 +229,16 @@ class ExperimentRunner:
         if model := (values.get("decision") or {}).get("model"):  # of an adviser in lane control
             with self._lock:
                 self._link_model(workspace, model)
-        began = time.monotonic()
         settings, result = f"{name}.yaml", f"{name}.result.json"
         workspace.write_settings(values, settings)
         files = ["--settings", settings, "--result", result, "--threads", str(self.threads)]
-        workspace.python(["-m", MODULES[self.program], *files], self.threads)
+        seconds = workspace.python(["-m", MODULES[self.program], *files], self.threads)
         found = read_json(workspace.folder / result)
         steps = found.pop("environment_steps")
         missing = sorted(set(metrics if required is None else required) - set(found))
         if missing:
             raise RunFailedError(f"{name} has no metric '{missing[0]}'; it has {', '.join(found)}")
-        seconds = round(time.monotonic() - began, 1)
-        return Outcome({metric: found.get(metric) for metric in metrics}, steps, seconds, self.commit, self.code)
+        return Outcome({metric: found.get(metric) for metric in metrics}, steps, round(seconds, 1), self.commit, self.code)
 
     def train_and_evaluate(
         self,
@@ -258,13 +255,12 @@ class ExperimentRunner:
         start = self.start(values)
         workspace.create(lambda new: new.copy_of(start))
         workspace.write_settings(values)
-        began = time.monotonic()
         report = workspace.folder / "reports" / ("rl" if trains else "annotate") / f"{domain}.json"
         training = [] if report.exists() else [["stages.rl", "--domain", domain]]
-        workspace.python(["-c", STAGES, json.dumps([*training, ["stages.evaluate"]])], self.threads)
+        seconds = workspace.python(["-c", STAGES, json.dumps([*training, ["stages.evaluate"]])], self.threads)
         found = _read_metrics(metrics, workspace.folder, domain, required)
         return Outcome(
-            *(found, read_json(report)["environment_steps"], round(time.monotonic() - began, 1), self.commit, self.code),
+            *(found, read_json(report)["environment_steps"], round(seconds, 1), self.commit, self.code),
             rows=task_rows(read_rows(workspace.folder / ROWS)),
             curve=curve_rows(workspace.folder / "reports" / "rl" / f"{domain}_history.csv"),
         )
@@ -277,9 +273,8 @@ class ExperimentRunner:
         workspace, start = EvaluationWorkspace(self.folder / name), self.start(values)
         workspace.create(lambda new: new.copy_of(start))
         workspace.write_settings(values)
-        began = time.monotonic()
         merge = [] if set(values["evaluate"]["models"]) <= UNTRAINED else [["stages.merge"]]
-        workspace.python(["-c", STAGES, json.dumps([*merge, ["stages.evaluate"]])], self.threads)
+        seconds = workspace.python(["-c", STAGES, json.dumps([*merge, ["stages.evaluate"]])], self.threads)
         found = _read_metrics(metrics, workspace.folder, "+".join(values["domains"]), required)
         rows = [
             {**row, **{name: f"{row['domain']}:{row[name]}" for name in ("task_id", "cluster")}}
@@ -288,5 +283,4 @@ class ExperimentRunner:
         sizes = Counter(row["domain"] for row in rows)
         if len(set(sizes.values())) > 1:
             raise RunFailedError(f"{name}: panels count alike only with equally many episodes, and have {dict(sizes)}")
-        seconds = round(time.monotonic() - began, 1)
-        return Outcome(found, 0, seconds, self.commit, self.code, rows=task_rows(rows))
+        return Outcome(found, 0, round(seconds, 1), self.commit, self.code, rows=task_rows(rows))

@@ -36,11 +36,12 @@ class CopyingRunner(ExperimentRunner):
 
 
 def test_run_without_a_required_metric_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(EvaluationWorkspace, "python", lambda *arguments: None)
+    monkeypatch.setattr(EvaluationWorkspace, "python", lambda *arguments: 1.25)
     runner, values = CopyingRunner(tmp_path, "c" * 40), {"domains": ["search"]}
     metrics = ["panel.success", "report.recovered.accuracy"]
-    found = runner.train_and_evaluate("one", values, metrics, required=["panel.success"]).metrics
-    assert found == {"panel.success": 0.5, "report.recovered.accuracy": None}
+    found = runner.train_and_evaluate("one", values, metrics, required=["panel.success"])
+    assert found.metrics == {"panel.success": 0.5, "report.recovered.accuracy": None}
+    assert found.seconds == 1.2
     assert (runner.folder / "one").exists(), "until its outcome is stored"
     runner.release("one")
     assert not (runner.folder / "one").exists()
@@ -135,10 +136,11 @@ def test_a_run_of_lane_control_finds_its_advisers_model(tmp_path: Path, monkeypa
     monkeypatch.setattr(runner, "_shared_workspace", lambda common: workspace)
     monkeypatch.setattr(ExperimentRunner, "code", "0" * 16)
 
-    def play(own: EvaluationWorkspace, command: list[str], threads: int) -> None:
+    def play(own: EvaluationWorkspace, command: list[str], threads: int) -> float:
         assert (own.folder / "data/pretrained/m/config.json").exists()
         result = own.folder / command[command.index("--result") + 1]
         result.write_text('{"environment_steps": 3, "control.return": 2.0}')
+        return 1.25
 
     monkeypatch.setattr(EvaluationWorkspace, "python", play)
     advised = {"decision": {"kind": "model", "model": "data/pretrained/m"}}

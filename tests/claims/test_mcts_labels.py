@@ -136,12 +136,13 @@ def test_label_run_uses_the_shared_workspace(tmp_path: Path, monkeypatch: pytest
         started.append(values)
         return EvaluationWorkspace(tmp_path)
 
-    def run(workspace: EvaluationWorkspace, arguments: list[str], threads: int) -> None:
+    def run(workspace: EvaluationWorkspace, arguments: list[str], threads: int) -> float:
         commands.append(arguments[:2])
         folder = workspace.folder
         settings = yaml.safe_load((folder / arguments[arguments.index("--settings") + 1]).read_text(encoding="utf-8"))
         assert settings["annotate"]["selection"]["rule"] == "flat"
         write_json(folder / arguments[arguments.index("--result") + 1], {**metrics, "environment_steps": 7})
+        return 1.5
 
     monkeypatch.setattr(ExperimentRunner, "start", start)
     monkeypatch.setattr(EvaluationWorkspace, "python", run)

@@ -157,9 +157,10 @@ def test_success_is_the_mean_over_domains(tmp_path: Path, monkeypatch: pytest.Mo
     """Contract: tasks and clusters of different domains are different; where nothing merged plays, nothing is merged."""
     ran: list[str] = []
 
-    def python(workspace: EvaluationWorkspace, arguments: list[str], threads: int) -> None:
+    def python(workspace: EvaluationWorkspace, arguments: list[str], threads: int) -> float:
         ran.extend(command[0] for command in json.loads(arguments[2]))
         made_rows(workspace, ["textworld", "search"])
+        return 2.5
 
     monkeypatch.setattr(EvaluationWorkspace, "python", python)
     values = run_values(Experiment.model_validate(MERGES), arm, 0, PARAMS)
@@ -168,12 +169,17 @@ def test_success_is_the_mean_over_domains(tmp_path: Path, monkeypatch: pytest.Mo
     assert outcome.metrics == {"panel.success": 0.5}
     assert [(row["cluster"], row["successes"]) for row in outcome.rows] == [("search:test-1", 1), ("textworld:test-1", 0)]
     assert [row["task_id"] for row in outcome.rows] == ["search:search-1", "textworld:textworld-1"]
-    assert outcome.environment_steps == 0
+    assert (outcome.environment_steps, outcome.seconds) == (0, 2.5)
 
 
 def test_panels_of_unequal_size_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Contract: verdicts pool tasks, so that the mean over domains would be another number."""
-    monkeypatch.setattr(EvaluationWorkspace, "python", lambda of, *others: made_rows(of, ["textworld", "search", "search"]))
+
+    def unequal(workspace: EvaluationWorkspace, arguments: list[str], threads: int) -> float:
+        made_rows(workspace, ["textworld", "search", "search"])
+        return 2.5
+
+    monkeypatch.setattr(EvaluationWorkspace, "python", unequal)
     values = run_values(Experiment.model_validate(MERGES), "sft", 0, PARAMS)
     with pytest.raises(RunFailedError, match=r"'textworld': 1, 'search': 2"):
         MadeRunner(tmp_path, "c" * 40, program="merge").merge_and_evaluate("one", values, ["panel.success"])

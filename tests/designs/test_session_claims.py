@@ -73,10 +73,11 @@ def test_experiment_arms_share_a_start_and_a_table(tmp_path: Path, monkeypatch: 
     commands: list[list[str]] = []
     numbers = dict.fromkeys(metrics_of(experiment), 0.5)
 
-    def run(workspace: EvaluationWorkspace, arguments: list[str], threads: int) -> None:
+    def run(workspace: EvaluationWorkspace, arguments: list[str], threads: int) -> float:
         commands.append(arguments[2:3])
         if "--result" in arguments:
             write_json(workspace.folder / arguments[arguments.index("--result") + 1], {**numbers, "environment_steps": 0})
+        return 1.5
 
     monkeypatch.setattr(ExperimentRunner, "start", lambda self, values: EvaluationWorkspace(tmp_path))
     monkeypatch.setattr(EvaluationWorkspace, "python", run)

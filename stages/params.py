@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from stages.agent.model_names import ENVIRONMENTS, SELECTORS, VARIANTS, model_names
+from stages.agent.model_names import ENVIRONMENTS, SEARCH, SELECTORS, VARIANTS, model_names
 from stages.agent.settings import Model, Rollout
 from stages.algorithms.domains import check_domain
 from stages.algorithms.parts.horizon import limits
@@ -162,7 +162,8 @@ class Params(Section):
                 f"evaluate.models names {unknown}; there are {', '.join(models)}, each also with "
                 f"{selectors}, {', '.join(f'+{name}' for name in VARIANTS if name not in SELECTORS)}"
             )
-        best_of = next((model for model in self.evaluate.models or [] if model.partition("+")[2] in SELECTORS), None)
+        how = {model: model.partition("+")[2] for model in self.evaluate.models or []}
+        best_of, chosen = (next((model for model in how if how[model] in of), None) for of in (SELECTORS, (*SELECTORS, SEARCH)))
         sampling, text = self.evaluate.sampling, self.resources.engine.text
         if best_of and (sampling.temperature == 0.0 or sampling.top_k == 1):
             raise ValueError(
@@ -171,14 +172,12 @@ class Params(Section):
                 f"above 0 and top_k other than 1"
             )
         if self.evaluate.scaffold.window is not None and text:
+            needs = "evaluate.scaffold.window needs token ids, which resources.engine.text: true does without"
+            raise ValueError(f"{needs}; set window to null or text to false")
+        if chosen and text:
             raise ValueError(
-                "evaluate.scaffold.window needs token ids, which resources.engine.text: true does without; set window to null or "
-                "text to false"
-            )
-        if best_of and text:
-            raise ValueError(
-                f"evaluate.models: {best_of} needs token ids and log-probabilities, which resources.engine.text: true does "
-                f"without; set text to false, or list models without {selectors}"
+                f"evaluate.models: {chosen} needs token ids and log-probabilities, which resources.engine.text: true does "
+                f"without; set text to false, or list models without {selectors}, +{SEARCH}"
             )
         return self
 

@@ -32,7 +32,9 @@ ENVIRONMENTS: Mapping[str, Mapping[str, Any]] = {
 """`<model>+<variant>` in evaluate.models: the model plays with these settings of the environment, in domains that have them."""
 FEW_SHOT = "few_shot"
 """`<model>+few_shot` in evaluate.models: demonstrations of training tasks come before the task (evaluate.examples)."""
-VARIANTS = (*SELECTORS, *ENVIRONMENTS, FEW_SHOT)
+SEARCH = "search"
+"""`<model>+search` in evaluate.models: before each turn it simulates episodes in the environment (evaluate.search)."""
+VARIANTS = (*SELECTORS, *ENVIRONMENTS, FEW_SHOT, SEARCH)
 
 
 def evaluated_domains(params: RunParams) -> list[str]:

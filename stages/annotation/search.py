@@ -86,8 +86,7 @@ class _GrowingTree:
     rollouts: list[_Rollout] = field(default_factory=list)
     running: int = 0
     taken: dict[int, Any] = field(default_factory=dict)
-    """Snapshots of the start nodes of running rollouts; usable once all of them are finished, so that their order of completion
-    has no effect."""
+    """Snapshots of running rollouts' start nodes; usable once all are finished: their order of completion has no effect."""
 
 
 @dataclass
@@ -113,7 +112,7 @@ class Search:
     """Grows trees. `params`: section `annotate`; `max_length`: longest history in tokens.
 
     `threaded`: step environments in a separate thread while the engine decodes; the trees are the same. `reader`: the value
-    model; required (ValueError) unless leaves are evaluated by rollouts only.
+    model; required (ValueError) unless leaves are evaluated by rollouts only. `plan`: makes each tree's plan.
     """
 
     def __init__(
@@ -126,11 +125,12 @@ class Search:
         max_length: int,
         threaded: bool = True,
         reader: Reader | None = None,
+        plan: Callable[[Tree], SearchPlan] = search_plan,
     ) -> None:
         if uses_value_model(params.evaluation) and reader is None:
             raise ValueError(f"annotate.evaluation.kind '{params.evaluation.kind}' needs a value model to read leaves with")
         self.engine, self.chat, self.pool, self.params = engine, chat, pool, params
-        self.seed, self.max_length, self.threaded, self.reader = seed, max_length, threaded, reader
+        self.seed, self.max_length, self.threaded, self.reader, self.plan = seed, max_length, threaded, reader, plan
         self.sampling = Sampling(**params.sampling.model_dump())
         self._running: dict[int, _Rollout] = {}
         """By engine session."""
@@ -190,7 +190,7 @@ class Search:
             shared = self.reader is None or self.reader.engine is self.engine
             read = prefixes if shared else PrefixStore(None, CACHED_TOKENS)
             snapshots = {0: environment.snapshot()}
-            growths.append(_GrowingTree(task, tree, search_plan(tree), prefixes, read, snapshots, [environment], [len(tokens)]))
+            growths.append(_GrowingTree(task, tree, self.plan(tree), prefixes, read, snapshots, [environment], [len(tokens)]))
             sessions.append(self.engine.open(tokens) if fits else -1)
         for growth, session in zip(growths, sessions, strict=True):
             if session >= 0:
@@ -376,6 +376,7 @@ class Search:
             accepted=step.accepted,
             imagined=imagined,
             owners=(int(Owner.EVIDENCE),) * len(turn.token_ids) if step.evidence else turn.owners,
+            stop_reason=turn.stop_reason,
         )
 
     def _append_edge(self, rollout: _Rollout, edge: Edge, finished: Callable[[Tree], None]) -> None:

@@ -48,6 +48,8 @@ class Edge:
     """The environment's reward term of that name, if it reports one (see `stages.records.task.succeeded`)."""
     owners: tuple[int, ...] = ()
     """Per token, who wrote it; empty: the policy wrote all."""
+    stop_reason: str = "stop"
+    """Of the policy's turn (`stages.engine.engine.Turn`)."""
 
     def solves(self, total: float) -> bool:
         """Whether an episode of return `total` that ends with this turn solves the task."""
@@ -141,14 +143,14 @@ class Tree:
 
     # ---- going down ---------------------------------------------------------------------------------------------------------
 
-    def descend(self, number: int = 0) -> int:
-        """The leaf to evaluate: down the best-scored children while nodes are expanded. `number`: index among the leaves chosen
-        together.
+    def descend(self, number: int = 0, top: int = 0) -> int:
+        """The leaf to evaluate: down the best-scored children from the node `top` while nodes are expanded. `number`: index among
+        the leaves chosen together.
 
-        Exhausted children are skipped, so no iteration is spent on a known end while others are open. Once the root is exhausted,
+        Exhausted children are skipped, so no iteration is spent on a known end while others are open. Once `top` is exhausted,
         the descent follows the plain rule to an end.
         """
-        node = self.nodes[0]
+        node = self.nodes[top]
         while self.expanded(node, node.pending):
             children = [self.nodes[index] for index in node.children]
             if not node.exhausted:

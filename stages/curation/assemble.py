@@ -15,6 +15,7 @@ from stages.curation.raw import RawRecord, Rejection
 from stages.curation.selection import order_by_mix
 from stages.environments.protocol import Domain
 from stages.records.task import SPLITS, Split, Task
+from stages.runtime import spans
 from stages.runtime.progress import Progress
 
 ShowBuilding = Callable[[int], AbstractContextManager[Progress]]
@@ -31,6 +32,7 @@ class Assembly:
     unused: int = 0
 
 
+@spans.span("environment")
 def _build(
     domain: Domain, records: Sequence[Mapping[str, Any]], folder: Path, workers: int, show: ShowBuilding | None
 ) -> list[Task]:

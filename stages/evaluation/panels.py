@@ -29,8 +29,9 @@ from stages.records.task import Split, Task
 from stages.records.tools import calls_by_tool
 
 if TYPE_CHECKING:
+    from stages.agent.active_episode import EpisodeRequest
     from stages.agent.best_of_n import Ranking
-    from stages.evaluation.settings import Evaluate
+    from stages.evaluation.settings import Evaluate, TreeSearch
 
 STREAM = "evaluate"
 SAMPLES = 2
@@ -127,6 +128,8 @@ class Job:
     """See `EpisodeRequest.examples`."""
     plain: bool = False
     """Whether conversations are plain text (stages/agent/plain_text.py)."""
+    search: TreeSearch | None = None
+    """How the model looks ahead (stages/evaluation/tree_search.py); None: it plays what it draws."""
 
     @property
     def name(self) -> str:
@@ -308,31 +311,49 @@ def _make(scaffold: Scaffold, domain: Domain, worlds: Path) -> Environment:
     return scaffold.around(domain.make(worlds))
 
 
-def play(job: Job, settings: Settings) -> Outcome:
-    """Play one job. Deterministic: rows sorted by task and attempt, the same whoever plays what else."""
+def _episodes(
+    job: Job, requests: Sequence[EpisodeRequest], domain: Domain, settings: Settings
+) -> tuple[list[Episode], dict[str, dict[str, int]]]:
+    """The episodes of all requests, and for those that took more than their own turns what else is in their rows: `tokens` of
+    others, or of the search, and the search's `environment_steps`, which include the episode's."""
     from stages.agent.environment_pool import EnvironmentPool
-    from stages.agent.rollout import Labels, attempts, collect
+    from stages.agent.rollout import Labels, collect
     from stages.evaluation.team_episodes import play_team
 
     player, engine_settings, scaffold = _player(job.folder, settings.engine, job.plain), settings.engine, settings.scaffold
-    domain = load_domain(job.domain, job.environment)
-    labels = Labels(settings.seed, job.policy_hash, job.panel, STREAM)
-    tasks = [scaffold.brief(instructed(task, job.instruction)) for task in job.tasks]
-    requests = [replace(one, examples=job.examples) for one in attempts(tasks, job.attempts * job.draws)]
+    labels, team = Labels(settings.seed, job.policy_hash, job.panel, STREAM), read_team(job.folder, job.domain)
     with EnvironmentPool(partial(_make, scaffold, domain, job.worlds), settings.environment_processes) as pool:
         engine = engine_of(job, player, settings, domain)
         # All draws of an episode decode at once.
         width = max(1, engine_settings.slots // (job.best_of.n if job.best_of and job.best_of.by != "reward" else 1))
         limits: dict[str, Any] = {"max_length": engine_settings.max_length, "max_turns": scaffold.max_turns, "width": width}
-        said: Mapping[str, int] = {}
-        if (team := read_team(job.folder, job.domain)) is None:
-            episodes = collect(engine, player.chat, pool, requests, settings.sampling, labels, **limits)
-        else:
+        if team is not None:
+            if job.search is not None:
+                raise ValueError(
+                    f"evaluate.models: a model that plays {job.domain} in a team can't look ahead; leave out its +search"
+                )
             parts = (player, engine, pool, requests, settings.sampling, labels, engine_settings)
             episodes, said = play_team(job.folder, team, *parts, **limits)
+            return episodes, {name: {"tokens": tokens} for name, tokens in said.items()}
+        if job.search is None:
+            return collect(engine, player.chat, pool, requests, settings.sampling, labels, **limits), {}
+        from stages.evaluation.tree_search import play_by_search
+
+        return play_by_search(engine, player.chat, pool, requests, job.search, labels, **limits)
+
+
+def play(job: Job, settings: Settings) -> Outcome:
+    """Play one job. Deterministic: rows sorted by task and attempt, the same whoever plays what else."""
+    from stages.agent.rollout import attempts
+
+    domain, scaffold = load_domain(job.domain, job.environment), settings.scaffold
+    tasks = [scaffold.brief(instructed(task, job.instruction)) for task in job.tasks]
+    requests = [replace(one, examples=job.examples) for one in attempts(tasks, job.attempts * job.draws)]
+    episodes, more = _episodes(job, requests, domain, settings)
     attempt_of = {request.episode_id: request for request in requests}
     if job.draws > 1:
-        episodes = best_episodes(job, episodes, {name: request.attempt for name, request in attempt_of.items()}, engine_settings)
+        numbers = {name: request.attempt for name, request in attempt_of.items()}
+        episodes = best_episodes(job, episodes, numbers, settings.engine)
     rows, kept = [], {True: 0, False: 0}
     samples, played = [], []
     for episode in episodes:
@@ -340,7 +361,8 @@ def play(job: Job, settings: Settings) -> Outcome:
         attempt = request.attempt % job.attempts
         played.append({"attempt": attempt, **episode_row(episode)})
         row = row_of(episode, request.task, attempt, job.panel, domain, scaffold)
-        rows.append({**row, "tokens": row["tokens"] + said.get(episode.episode_id, 0)})
+        extra = more.get(episode.episode_id, {})
+        rows.append({**row, **extra, "tokens": row["tokens"] + extra.get("tokens", 0)})
         if kept[episode.success] < SAMPLES:
             kept[episode.success] += 1
             samples.append(episode_row(episode))

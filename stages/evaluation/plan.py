@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from stages.agent.instructions import QUESTION, read_instruction
-from stages.agent.model_names import ENVIRONMENTS, FEW_SHOT, SELECTORS, VARIANTS, model_folder, model_names
+from stages.agent.model_names import ENVIRONMENTS, FEW_SHOT, SEARCH, SELECTORS, VARIANTS, model_folder, model_names
 from stages.curation.panel import Panel
 from stages.evaluation.examples import shortest
 from stages.evaluation.panels import BestOf, Job, jobs_of
@@ -50,8 +50,9 @@ def plan_jobs(
         best_of = choosing(context, name)
         variant = name.partition("+")[2]
         digest = best_of.hash(policy_hash(folder), domains[name]) if best_of else policy_hash(folder)
-        if variant in ENVIRONMENTS:
-            digest = hashlib.sha256(f"{digest}+{variant}".encode()).hexdigest()[:16]
+        if variant in (*ENVIRONMENTS, SEARCH):
+            how = evaluate.search.model_dump_json() if variant == SEARCH else ""
+            digest = hashlib.sha256(f"{digest}+{variant}{how}".encode()).hexdigest()[:16]
         own = {domain: text for domain in domains[name] if (text := read_instruction(folder, domain)) != QUESTION}
         digest = team_hash(digest, folder, domains[name])
         shown = {}
@@ -82,4 +83,6 @@ def plan_jobs(
         ]
         if variant in ENVIRONMENTS:
             jobs[name] = [replace(job, environment={**job.environment, **ENVIRONMENTS[variant]}) for job in jobs[name]]
+        if variant == SEARCH:
+            jobs[name] = [replace(job, search=evaluate.search) for job in jobs[name]]
     return jobs

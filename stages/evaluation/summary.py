@@ -123,6 +123,8 @@ def summarise(
             }
     if any("calls" in row for row in rows):
         summary |= _calls(rows)
+    if all("environment_steps" in row for row in rows):  # of a search at test time
+        summary["environment_steps"] = round(sum(row["environment_steps"] for row in rows) / len(rows), DIGITS)
     summary["stop_reasons"] = dict(sorted(Counter(row["stop_reason"] for row in rows).items()))
     summary["policy_hash"] = rows[0]["policy_hash"]
     return summary

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stages.agent.model_names import CLOSED_BOOK, ENVIRONMENTS, FEW_SHOT
+from stages.agent.model_names import CLOSED_BOOK, ENVIRONMENTS, FEW_SHOT, SEARCH
 from stages.reporting.generated_blocks import markdown_table
 
 NBSP = "\u00a0"
 MODEL_LABELS = {"base": "base model", "sft": "fine-tuned model", "merged": "merged model", "merged_linear": "linear average"}
-HOW = {CLOSED_BOOK: "without tools", FEW_SHOT: "shown examples"}
+HOW = {CLOSED_BOOK: "without tools", FEW_SHOT: "shown examples", SEARCH: "looking ahead"}
 """How a variant of a model plays."""
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from stages.curation.cleaning import drop_duplicate_records, similarity, task_fa
 from stages.curation.raw import RawRecord
 from stages.environments.search import SearchDomain, SearchSettings
 from stages.records.task import Task
+from stages.runtime import spans
 from stages.runtime.progress import Progress
 
 REQUESTED = {"train": 8, "valid": 2, "test": 8}
@@ -124,6 +127,17 @@ def test_progress_is_shown_if_the_domain_reports_it(domain: SearchDomain, record
     assert [(bar.done, bar.total) for bar in bars] == [(sum(REQUESTED.values()),) * 2]
     assert assemble(WithoutProgress(), records, REQUESTED, tmp_path / "b", 1, 640, show) == assembled
     assert len(bars) == 1
+
+
+def test_building_worlds_counts_as_time_of_environments(records: list[RawRecord], tmp_path: Path) -> None:
+    class Slow(SearchDomain):
+        def build(self, *arguments: Any) -> list[Task]:
+            time.sleep(0.1)
+            return super().build(*arguments)
+
+    spans.restart()
+    assemble(Slow(), records, REQUESTED, tmp_path / "worlds", 1, 640)
+    assert spans.totals().seconds["environment"] >= 0.1
 
 
 def test_build_error_without_a_record_propagates(records: list[RawRecord], tmp_path: Path) -> None:

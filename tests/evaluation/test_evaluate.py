@@ -147,6 +147,25 @@ def test_closed_book_models_play_the_same_panel_without_tools(context: StageCont
         parse_params(nobody)
 
 
+def test_models_that_look_ahead_count_what_they_simulate(context: StageContext) -> None:
+    """Contract: the tokens of simulated episodes are in the rows, their steps in the report; settings name the model's jobs."""
+    values = {**PARAMS, "evaluate": {**PARAMS["evaluate"], "models": ["sft", "sft+search"], "search": {"iterations": 3}}}
+    values["evaluate"] |= {"attempts": 1, "scaffold": {"max_turns": 2}}
+    evaluate.run(StageContext("evaluate", None, parse_params(values), context.root, Tracker()))
+    models = json.loads((context.reports / "evaluation.json").read_text())["models"]
+    plain, ahead = models["sft"]["search"], models["sft+search"]["search"]
+    assert ahead["tokens"]["mean"] > 2 * plain["tokens"]["mean"]
+    assert ahead["environment_steps"] > ahead["turns"]["mean"]
+    assert "environment_steps" not in plain
+    hashes = {row["policy_hash"] for row in read_rows(context.data / "evaluation" / "rows.parquet")}
+    assert len(hashes) == 2
+    more = {**values, "evaluate": {**values["evaluate"], "search": {"iterations": 1}}}
+    evaluate.run(StageContext("evaluate", None, parse_params(more), context.root, Tracker()))
+    assert len(hashes & {row["policy_hash"] for row in read_rows(context.data / "evaluation" / "rows.parquet")}) == 1
+    with pytest.raises(ParamsError, match=r"sft\+search needs token ids"):
+        parse_params({**values, "resources": {"engine": {"kind": "openai", "text": True, "base_url": "http://127.0.0.1:1/v1"}}})
+
+
 def demonstration(task_id: str, *contents: str) -> Episode:
     messages = [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(contents)]
     return Episode(f"{task_id}/0", task_id, "search", task_id, 0, "expert", "", 1.0, 1.0, 0, messages=messages)

@@ -139,14 +139,16 @@ def numbers_table(inputs: Inputs) -> Table:
         for name, first in AT_K
     }
     body = []
+    looks_ahead = any("environment_steps" in models[model][domain] for domain, model in rows)
     for domain, model in rows:
         values = models[model][domain]
         cells = [domain, model, str(values["success"]["n"])]
         cells += [number(scalar(values, key, f"{key}_mean")) for key in ("reward", "turns", "tokens")]
+        cells += [number(values["environment_steps"]) if "environment_steps" in values else cells[4]] * looks_ahead
         body.append(cells + [_at_k(name, (values.get(name) or {}).get(str(k))) for name, ks in at_k.items() for k in ks])
     columns = [f"{name.removesuffix('_at_k')}@{k}" for name, ks in at_k.items() for k in ks]
     title = "Reward, turns, tokens, pass@k; distinct solutions and majority vote of k attempts"
-    header = ("domain", "model", "n", "reward", "turns", "tokens", *columns)
+    header = ("domain", "model", "n", "reward", "turns", "tokens", *(["environment steps"] * looks_ahead), *columns)
     return Table(title, header, body, text_columns=2, grouped=True, folded=True)
 
 

@@ -96,6 +96,19 @@ class Browser:
         rule = ".plot { content-visibility: visible !important }"
         self.run("document.head.append(Object.assign(document.createElement('style'), {textContent: arguments[0]}))", rule)
 
+    def renew(self) -> None:
+        """Go on in a new tab, without what earlier ones left of cookies, messages and view. Passwords and stored data stay."""
+        old = self.driver.current_window_handle
+        self.driver.switch_to.new_window("tab")
+        new = self.driver.current_window_handle
+        self.driver.switch_to.window(old)
+        self.driver.close()
+        self.driver.switch_to.window(new)
+        self.driver.execute_cdp_cmd("Network.clearBrowserCookies", {})
+        self.driver.get_log("browser")
+        self._messages, self.ignored = [], ""
+        self.view()
+
     def errors(self) -> list[str]:
         """Console errors since the start, including failed loads."""
         self._messages += self.driver.get_log("browser")

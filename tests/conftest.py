@@ -39,6 +39,15 @@ def _seconds(item: pytest.Item) -> float:
 
 
 @pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """A folder shared by all workers of pytest-xdist."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base if worker_id == "master" else base.parent) / "shared"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def tiny_policy(tmp_path_factory) -> Path:
     """Folder of a tiny random policy: Llama, 2 layers of 32, 4 heads over 2 key/value heads, byte-level BPE of about 400 tokens.
     Do not write to it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from screenshots.chromium import HOW_TO_GET, Browser, lacking, open_browser
+from stages.runtime.files import locked
 
 HERE = Path(__file__).parent
 REASON = "no browser: "
@@ -34,10 +36,24 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"{lacking()}. On Debian and Ubuntu: {HOW_TO_GET}; then 'pytest tests/browser' runs them.")
 
 
+@pytest.fixture(scope="session")
+def _chromium() -> Iterator[Browser]:
+    with open_browser() as opened:
+        yield opened
+
+
 @pytest.fixture
-def browser() -> Iterator[Browser]:
-    """A browser with an empty profile, 1280 pixels wide, light. Fails the test at its end if the console holds an error that
-    `browser.ignored` does not match."""
+def browser(_chromium: Browser) -> Iterator[Browser]:
+    """A browser with a new tab, 1280 pixels wide, light, in a process that tests share: starting one takes seconds. Fails the
+    test at its end if the console holds an error that `browser.ignored` does not match."""
+    _chromium.renew()
+    yield _chromium
+    assert _chromium.errors() == []
+
+
+@pytest.fixture
+def own_browser() -> Iterator[Browser]:
+    """As `browser`, in a process of its own, which knows no passwords."""
     with open_browser() as opened:
         opened.view()
         yield opened
@@ -45,18 +61,23 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="session")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page of a generated run."""
+def report(shared: Path) -> Path:
+    """The page of a generated run, made by the first worker that needs it; do not change it."""
     from reporting_run import add_value_model, make_run
 
     from stages.report import run
     from stages.runtime.stage import StageContext
     from stages.runtime.tracker import Tracker
 
-    root = tmp_path_factory.mktemp("run")
-    params = make_run(root)
-    add_value_model(root, "search")
-    run(StageContext("report", None, params, root, Tracker()))
+    root, made = shared / "report", shared / "report.made"
+    with locked(shared / "report.lock", wait=True):
+        if not made.exists():
+            shutil.rmtree(root, ignore_errors=True)  # left by a worker that failed
+            root.mkdir()
+            params = make_run(root)
+            add_value_model(root, "search")
+            run(StageContext("report", None, params, root, Tracker()))
+            made.touch()
     return root / "reports" / "report.html"
 
 

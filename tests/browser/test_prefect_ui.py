@@ -18,6 +18,7 @@ from flows.auth import API, SERVER
 from screenshots.chromium import Browser
 from screenshots.servers import HOST, serving
 
+pytestmark = pytest.mark.slow  # tests/flows/test_served.py asks the same of the server without a browser
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = "return document.body ? document.body.innerText : ''"
 FETCH = """
@@ -57,17 +58,17 @@ def log_in(browser: Browser, password: str) -> None:
 
 
 @pytest.mark.parametrize(("page", "refusal"), [("flows", "authentication failed"), ("v2/flows", "invalid credentials")])
-def test_both_uis_require_the_password(page: str, refusal: str, browser: Browser, prefect: SimpleNamespace) -> None:
+def test_both_uis_require_the_password(page: str, refusal: str, own_browser: Browser, prefect: SimpleNamespace) -> None:
     """Contract: without the password the UI shows a login and no runs; with it, it works as usual."""
-    browser.ignored = "."  # 401s are expected, and Prefect's own pages log more
-    browser.open(f"{prefect.address}/{page}")
-    log_in(browser, "bellwether:guess")
-    shows(browser, refusal)
-    assert "lifecycle" not in browser.run(TEXT)
-    log_in(browser, prefect.password)
-    until(lambda: "/login" not in browser.run("return location.href"), "logged in", 240)
-    browser.open(f"{prefect.address}/{page}")
-    shows(browser, "lifecycle")
+    own_browser.ignored = "."  # 401s are expected, and Prefect's own pages log more
+    own_browser.open(f"{prefect.address}/{page}")
+    log_in(own_browser, "bellwether:guess")
+    shows(own_browser, refusal)
+    assert "lifecycle" not in own_browser.run(TEXT)
+    log_in(own_browser, prefect.password)
+    until(lambda: "/login" not in own_browser.run("return location.href"), "logged in", 240)
+    own_browser.open(f"{prefect.address}/{page}")
+    shows(own_browser, "lifecycle")
 
 
 @pytest.fixture
@@ -81,12 +82,12 @@ def foreign(tmp_path: Path) -> Iterator[str]:
     server.server_close()
 
 
-def test_page_of_another_origin_can_neither_read_nor_write(browser: Browser, prefect: SimpleNamespace, foreign: str) -> None:
+def test_page_of_another_origin_can_neither_read_nor_write(own_browser: Browser, prefect: SimpleNamespace, foreign: str) -> None:
     """Contract: a page open beside the logged-in UI reads nothing and starts nothing."""
-    browser.ignored = "."
-    browser.open(prefect.address)
-    browser.run("localStorage.setItem('prefect-password', btoa(arguments[0]))", prefect.password)
-    browser.open(foreign)
+    own_browser.ignored = "."
+    own_browser.open(prefect.address)
+    own_browser.run("localStorage.setItem('prefect-password', btoa(arguments[0]))", prefect.password)
+    own_browser.open(foreign)
     flows = f"{prefect.address}/api/flows"
     json = {"Content-Type": "application/json"}
     for options in (
@@ -95,9 +96,9 @@ def test_page_of_another_origin_can_neither_read_nor_write(browser: Browser, pre
         {"method": "POST", "body": '{"name": "theirs"}'},
         {"method": "GET", "headers": {"Authorization": "Basic Z3Vlc3M="}},
     ):
-        assert browser.driver.execute_async_script(FETCH, f"{flows}/", options) == "TypeError"
+        assert own_browser.driver.execute_async_script(FETCH, f"{flows}/", options) == "TypeError"
     silent = {"method": "POST", "mode": "no-cors", "body": '{"name": "theirs"}'}
-    assert browser.driver.execute_async_script(FETCH, f"{flows}/", silent) == "opaque 0"
+    assert own_browser.driver.execute_async_script(FETCH, f"{flows}/", silent) == "opaque 0"
     user, _, secret = prefect.password.partition(":")
     found = httpx.post(f"{flows}/filter", json={}, auth=(user, secret), trust_env=False).json()
     assert [flow["name"] for flow in found] == ["lifecycle"]

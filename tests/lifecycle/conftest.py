@@ -10,15 +10,6 @@ from stages.runtime.files import locked
 
 
 @pytest.fixture(scope="session")
-def shared(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """A folder shared by all workers of pytest-xdist."""
-    base = tmp_path_factory.getbasetemp()
-    folder = (base if worker_id == "master" else base.parent) / "lifecycle"
-    folder.mkdir(exist_ok=True)
-    return folder
-
-
-@pytest.fixture(scope="session")
 def source(shared: Path, tiny_policy: Path) -> Path:
     """The working tree at the start of the tests."""
     folder = shared / "source"

@@ -1,8 +1,9 @@
 """MLflow tracking that never blocks or fails a stage.
 
-The stage appends events to a spool file (spool.py). A child process, the follower (follower.py), sends them every few seconds
-through server.py, the only module that imports mlflow. If the server is slow or unreachable, unsent events stay in the spool;
-`python -m stages.tracking` or the next stage's follower sends them.
+The stage appends events to a spool file (spool.py). A process beside the stages, the follower (follower.py), sends them every
+few seconds through server.py, the only module that imports mlflow. The first stage starts it; it serves all that run meanwhile
+or soon after. If the server is slow or unreachable, unsent events stay in the spool; `python -m stages.tracking` or the next
+follower sends them.
 
 Server: MLFLOW_TRACKING_URI, else mlflow.db in the project root. BELLWETHER_TRACKING=off disables tracking.
 """
@@ -28,14 +29,13 @@ from stages.runtime.lineage import dvc_hash, tracked_files
 from stages.runtime.tracker import Tracker
 from stages.tracking.cached import add_upstream_runs, record
 from stages.tracking.header import Lifecycle, flatten, git_state
-from stages.tracking.spool import FOLDER, Spool, spools
+from stages.tracking.spool import FOLDER, Spool, is_followed, spools
 
 __all__ = ["REGISTERED_MODEL", "SpoolTracker", "flatten", "git_state", "open_tracker", "tracking_is_off"]
 
 CLOSE_WAIT_S = 1.5
 """Longest wait for the follower when a stage ends; it then continues on its own for up to a minute."""
 MAX_FOLLOWERS = 3
-"""Maximum number of followers that a stage starts, one after another, if they are killed."""
 REGISTERED_MODEL, MODEL_FILES, ROWS = "bellwether", "model", "rows.parquet"
 """The registered model, the artifact folder of a version, and the evaluation rows in that folder."""
 
@@ -71,11 +71,12 @@ def write_pointer(target: Path, folder: Path, digest: str) -> Path:
 
 
 class SpoolTracker(Tracker):
-    """Writes events and keeps a follower running. A write error (full disk) is reported once and disables tracking."""
+    """Writes events and sees to it that a follower runs. A write error (full disk) is reported once and disables tracking."""
 
-    def __init__(self, root: Path, spool: Spool, title: str, workdir: Path | None = None) -> None:
+    def __init__(self, root: Path, spool: Spool, title: str, workdir: Path | None = None, followers: int = MAX_FOLLOWERS) -> None:
+        """`followers`: how many are started at most, one after another, if they are killed."""
         self.root, self.spool, self.workdir = root, spool, workdir or root
-        self.title = title
+        self.title, self.followers = title, followers
         self.broken = False
         self.spent_s = 0.0
         """Seconds of the stage's own time spent in tracking."""
@@ -84,14 +85,15 @@ class SpoolTracker(Tracker):
         self._start_follower()
 
     def _start_follower(self) -> None:
-        """Start a follower unless one is running."""
-        if (self.follower is not None and self.follower.poll() is None) or self.started >= MAX_FOLLOWERS:
+        """Start a follower unless one is running or starting."""
+        starting = self.follower is not None and self.follower.poll() is None
+        if starting or self.started >= self.followers or is_followed(self.root):
             return
         self.started += 1
         with (self.root / FOLDER / "follower.log").open("ab") as log:
             self.follower = subprocess.Popen(
-                [sys.executable, "-m", "stages.tracking", "--follow", str(self.spool.path)],
-                stdin=subprocess.PIPE,
+                [sys.executable, "-m", "stages.tracking", "--follow", str(self.root)],
+                stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 cwd=ROOT,
@@ -114,8 +116,7 @@ class SpoolTracker(Tracker):
             return
         with self._guarded():
             self.spool.append(event)
-            if self.follower is not None:
-                self._start_follower()
+            self._start_follower()
 
     def params(self, values: Mapping[str, Any]) -> None:
         self._event({"kind": "params", "values": {key: str(value) for key, value in flatten(values).items()}})
@@ -179,9 +180,6 @@ class SpoolTracker(Tracker):
     def close(self, status: str) -> None:
         self.metric("tracking/stage_seconds", round(self.spent_s, 3))
         self._event({"kind": "end", "status": status})
-        if self.follower is None or self.follower.stdin is None:
-            return
-        self.follower.stdin.close()
         started = time.monotonic()
         while self.spool.path.exists() and not self.spool.load_sent().error and time.monotonic() - started < CLOSE_WAIT_S:
             self._start_follower()
@@ -192,7 +190,7 @@ class SpoolTracker(Tracker):
         """Warn on standard error if events are unsent and the follower is not about to send them."""
         if not self.spool.path.exists():
             return
-        sent, alive = self.spool.load_sent(), self.follower is not None and self.follower.poll() is None
+        sent, alive = self.spool.load_sent(), is_followed(self.root) or bool(self.follower and self.follower.poll() is None)
         error = sent.error
         if alive and not sent.run_id and not error:
             # No reply yet, as at the end of any short stage: warn only if earlier stages got none either.

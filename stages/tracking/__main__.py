@@ -91,7 +91,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m stages.tracking", description=__doc__)
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument("--replay", action="store_true", help="only send and mark; do not ask DVC which stages are up to date")
-    choice.add_argument("--follow", type=Path, metavar="FILE", help="send FILE while the calling stage writes it")
+    choice.add_argument("--follow", type=Path, metavar="ROOT", help="send what the stages of checkout ROOT write while they run")
     choice.add_argument(
         "--state",
         action="append",

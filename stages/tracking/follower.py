@@ -1,29 +1,33 @@
-"""The process beside a stage: sends its events, samples CPU, memory and GPU, and marks the run KILLED if the stage dies."""
+"""The process beside the stages of a checkout: sends their events, samples CPU, memory and GPU, and marks a run KILLED if its
+stage dies. One serves all stages that run at a time or soon after one another, since loading MLflow takes seconds.
+"""
 
 from __future__ import annotations
 
 import os
-import select
 import signal
-import sys
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from stages.runtime.files import locked
 from stages.tracking.sender import Sender
 from stages.tracking.server import Server
-from stages.tracking.spool import FOLDER, Spool
-from stages.tracking.sweep import replay, sweep
+from stages.tracking.spool import Spool, follower_lock, server_key, spools
+from stages.tracking.sweep import alive, replay, sweep
 
 SEND_EVERY_S = 2.0
 SAMPLE_EVERY_S = 5.0
 RETRY_AT_MOST_S = 30.0
+LOOK_EVERY_S = 0.2
+"""Between looks at the stages: whether a new one runs, and whether one has ended its run or exited."""
 LINGER_S = 60.0
-"""How long a follower keeps sending after its stage has exited."""
+"""How long a follower keeps sending after a stage has exited."""
 LINGER_UNREACHABLE_S = 5.0
 """The same while the server is unreachable."""
+IDLE_S = 10.0
+"""How long it waits for another stage after the last."""
 OTHERS_AT_MOST = 20
 """Leftover runs of other stages sent between two sends of the own one."""
 
@@ -84,68 +88,152 @@ class Sampler:
         self.step += 1
 
 
-def follow(path: Path) -> int:
-    """Send `path` until its run ends. Standard input is a pipe from the stage, which closes however the stage exits."""
-    # A signal to the process group reaches this process too, but the stage's last events must still be sent.
+def follow(root: Path) -> int:
+    """Send the runs of a checkout's stages as long as there are any. Exit code: 0, also if another follower does, and 1 if some
+    could not be sent (their spool files stay)."""
+    # A signal to the process group reaches this process too, but the stages' last events must still be sent.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.nice(10)
-    root = path.parents[len(FOLDER.parts)]
-    spool = Spool(path)
-    with locked(path.with_suffix(".lock"), wait=True):
-        if not path.exists():
-            # Another stage's follower may have sent all of a short stage's events while this one started.
-            spool.remove()
+    with locked(follower_lock(root), wait=False) as free:
+        if not free:
             return 0
-        header = spool.header()
-        # Not os.getppid(): it is another process's once the stage has exited.
-        return Follower(root, spool, header["pid"] if header else 0).run()
+        follower = Follower(root)
+        signal.signal(signal.SIGTERM, lambda signum, frame: follower.leave())
+        return follower.run()
 
 
-class Follower:
-    def __init__(self, root: Path, spool: Spool, parent: int) -> None:
-        self.root, self.spool, self.parent = root, spool, parent
-        self.sampler = Sampler(parent, root)
+class Followed:
+    """A stage's run, whose spool file this process holds locked."""
+
+    def __init__(self, root: Path, spool: Spool, pid: int, started_ms: int) -> None:
+        self.spool, self.pid, self.started_ms = spool, pid, started_ms
+        self.sampler = Sampler(pid, root)
         self.sender: Sender | None = None
         self.failures = 0
-        self.swept = False
         self.exited_at: float | None = None
         self.next_send = self.next_sample = 0.0
+        self.size = 0
 
-    def run(self) -> int:
-        """Exit code: 0 if all was sent, 1 if it gave up (the spool file stays)."""
-        while self.exited_at is None or time.monotonic() - self.exited_at <= (
-            LINGER_UNREACHABLE_S if self.failures else LINGER_S
-        ):
-            if self.exited_at is None and time.monotonic() >= self.next_sample:
-                self._sample()
-            if time.monotonic() >= self.next_send:
-                if self._send():
-                    return 0
-                self.next_send = time.monotonic() + min(SEND_EVERY_S * 2**self.failures, RETRY_AT_MOST_S)
-            self._wait()
-        return 1
+    @property
+    def given_up(self) -> bool:
+        linger = LINGER_UNREACHABLE_S if self.failures else LINGER_S
+        return self.exited_at is not None and time.monotonic() - self.exited_at > linger
 
-    def _sample(self) -> None:
+    def sample(self) -> None:
+        """Sample the system's metrics when it is time."""
+        if self.exited_at is not None or time.monotonic() < self.next_sample:
+            return
         self.next_sample = time.monotonic() + SAMPLE_EVERY_S
         try:
             self.sampler.append_to(self.spool)
         except (OSError, self.sampler.psutil.Error) as error:
             print(f"no sample: {error}", flush=True)
 
-    def _wait(self) -> None:
-        """Sleep until the next send or sample; if the stage exits meanwhile, end its run and send at once."""
+    def look(self) -> None:
+        """Notice the end of the run, or of its process, and send at once then."""
         if self.exited_at is not None:
-            time.sleep(0.2)
             return
-        pause = min(self.next_send, self.next_sample) - time.monotonic()
-        # Workers forked by a killed stage may keep the pipe open, so the parent's PID is checked too.
-        ready, _, _ = select.select([sys.stdin], [], [], min(max(pause, 0.0), 1.0))
-        if ready or os.getppid() != self.parent:
-            self.exited_at = time.monotonic()
-            self.next_send = 0.0
-            if not self.spool.ended():
+        size = self.spool.path.stat().st_size if self.spool.path.exists() else 0
+        grown, self.size = size != self.size, size
+        if not (grown and self.spool.ended()):
+            if alive(self.pid, self.started_ms):
+                return
+            if self.spool.path.exists() and not self.spool.ended():
                 self.spool.end_killed()
+        self.exited_at, self.next_send = time.monotonic(), 0.0
+
+    def send(self, server: Server) -> bool:
+        """Send pending events; whether the run has ended and all is sent. Raises what MLflow raises."""
+        if self.sender is None:
+            self.sender = Sender(server, self.spool)
+        over = self.sender.send()
+        self.failures = 0
+        return over
+
+    def failed(self, error: Exception) -> None:
+        """Note that the server did not take the events: the next attempt is later, with exponential backoff."""
+        self.failures += 1
+        print(f"{time.strftime('%H:%M:%S')} {self.spool.path.name}: {type(error).__name__}: {error}", flush=True)
+        with suppress(OSError):  # full disk: the stage does not learn of the error
+            self.spool.save_error(f"{type(error).__name__}: {str(error)[:300]}")
+
+
+class Follower:
+    """Follows the runs of all stages of a checkout that go to this process's server."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.runs: dict[Path, tuple[Followed, ExitStack]] = {}
+        self.server: Server | None = None
+        self.swept = self.leaving = False
+        self.gave_up = self.failures = 0
+        self.next_clean_up = 0.0
+
+    def leave(self) -> None:
+        """Do not wait for further stages."""
+        self.leaving = True
+
+    def run(self) -> int:
+        """Exit code as of `follow`."""
+        idle_since = time.monotonic()
+        while True:
+            self.adopt()
+            if not self.runs and spools(self.root):  # of stages that were over before this process looked
+                self.clean_up()
+            for path, (run, held) in list(self.runs.items()):
+                if self.serve(run):
+                    held.close()
+                    del self.runs[path]
+                    idle_since = time.monotonic()
+            if not self.runs and (self.leaving or time.monotonic() - idle_since > IDLE_S):
+                return int(bool(self.gave_up or self.failures))
+            time.sleep(LOOK_EVERY_S)
+
+    def adopt(self) -> None:
+        """Take up the runs of stages that began since the last look."""
+        for spool in spools(self.root):
+            if spool.path in self.runs:
+                continue
+            with ExitStack() as stack:
+                if not stack.enter_context(locked(spool.path.with_suffix(".lock"), wait=False)) or not spool.path.exists():
+                    continue
+                header = spool.header()
+                if header is None or header.get("server", server_key()) != server_key():
+                    continue
+                if alive(header["pid"], header["t"]):
+                    self.runs[spool.path] = Followed(self.root, spool, header["pid"], header["t"]), stack.pop_all()
+
+    def serve(self, run: Followed) -> bool:
+        """Do what is due for a run; whether there is nothing left to do."""
+        run.look()
+        run.sample()
+        if time.monotonic() < run.next_send:
+            return run.given_up
+        try:
+            if self.server is None:
+                self.server = Server(self.root)
+            over = run.send(self.server)
+            self._clean_up_others(self.server, over)
+            if over:
+                return True
+        except Exception as error:
+            run.failed(error)
+        run.next_send = time.monotonic() + min(SEND_EVERY_S * 2**run.failures, RETRY_AT_MOST_S)
+        self.gave_up += run.given_up
+        return run.given_up
+
+    def clean_up(self) -> None:
+        """Send what no stage writes any more, when it is time."""
+        if time.monotonic() < self.next_clean_up:
+            return
+        try:
+            self.server = self.server or Server(self.root)
+            self.failures = 0
+            self._clean_up_others(self.server, over=True)
+        except Exception as error:
+            self.failures += 1
+            print(f"{time.strftime('%H:%M:%S')} {type(error).__name__}: {error}", flush=True)
+        self.next_clean_up = time.monotonic() + min(SEND_EVERY_S * 2**self.failures, RETRY_AT_MOST_S)
 
     def _clean_up_others(self, server: Server, over: bool) -> None:
         """Send the leftovers of earlier stages and, once, end runs of dead processes. A failure is left to the next follower."""
@@ -156,19 +244,3 @@ class Follower:
                 sweep(server)
         except Exception as error:
             print(f"{time.strftime('%H:%M:%S')} others: {type(error).__name__}: {error}", flush=True)
-
-    def _send(self) -> bool:
-        """Send pending events; True when the run has ended and all is sent. Failures are retried with exponential backoff."""
-        try:
-            if self.sender is None:
-                self.sender = Sender(Server(self.root), self.spool)
-            over = self.sender.send()
-            self.failures = 0
-            self._clean_up_others(self.sender.server, over)
-            return over
-        except Exception as error:
-            self.failures += 1
-            print(f"{time.strftime('%H:%M:%S')} {self.spool.path.name}: {type(error).__name__}: {error}", flush=True)
-            with suppress(OSError):  # full disk: the stage does not learn of the error
-                self.spool.save_error(f"{type(error).__name__}: {str(error)[:300]}")
-        return False

@@ -14,6 +14,7 @@ from typing import Any
 from stages.params import Params
 from stages.records.sections import params_hash
 from stages.runtime.git import GitError, git
+from stages.tracking.spool import server_key
 
 STATES = ("ran", "restored", "unchanged", "cached")
 """Tag `dvc.state`: executed; restored from DVC's run cache; already up to date; not executed (restored or unchanged)."""
@@ -97,6 +98,7 @@ class Lifecycle:
             "kind": "run",
             "title": f"{name}@{domain}" if domain else name,
             "root": str(self.root),
+            "server": server_key(),
             "pid": os.getpid(),
             "state": state,
             "lifecycle": self.key,

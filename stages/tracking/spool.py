@@ -1,12 +1,13 @@
 """The spool: one append-only JSONL file of events per stage run, in `.bellwether/tracking`.
 
-The stage appends, a follower process sends. Attached files are copied into the folder `.files` beside it. The `.state` file
+The stages append, a follower process sends. Attached files are copied into the folder `.files` beside it. The `.state` file
 records what was sent, so a killed follower or an outage loses nothing and sends nothing twice. A completely sent file is removed.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -16,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.runtime.files import atomic_bytes, atomic_text
+from stages.runtime.files import atomic_bytes, atomic_text, locked
 
 FOLDER = Path(".bellwether") / "tracking"
 MAX_READ = 4_000_000
@@ -179,6 +180,23 @@ class Spool:
         shutil.rmtree(self.files_path, ignore_errors=True)
         for path in (self.path, self.state_path, self.path.with_suffix(".lock")):
             path.unlink(missing_ok=True)
+
+
+def server_key() -> str:
+    """Names the tracking server of this process, 8 hex digits; "local" without MLFLOW_TRACKING_URI."""
+    uri = os.environ.get("MLFLOW_TRACKING_URI")
+    return hashlib.sha256(uri.encode()).hexdigest()[:8] if uri else "local"
+
+
+def follower_lock(root: Path) -> Path:
+    """Held by the follower of a checkout's runs that go to this process's server."""
+    return root / FOLDER / f"follower-{server_key()}.lock"
+
+
+def is_followed(root: Path) -> bool:
+    """Whether a follower runs that sends this process's runs."""
+    with locked(follower_lock(root), wait=False) as free:
+        return not free
 
 
 def spools(root: Path) -> list[Spool]:

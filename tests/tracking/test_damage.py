@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
+import time
 from pathlib import Path
 
 import pytest
 from spooling import EPISODE, attach, runs, spooled, start_stage, until
 
+from stages.runtime.files import locked
 from stages.tracking import SpoolTracker
 from stages.tracking.episodes import trace_of
-from stages.tracking.follower import Follower
+from stages.tracking.follower import Followed, Follower
 from stages.tracking.sender import Sender
 from stages.tracking.server import Server
-from stages.tracking.spool import MAX_READ, Sent, Spool, spools
+from stages.tracking.spool import MAX_READ, Sent, Spool, follower_lock, spools
 from stages.tracking.sweep import replay
 
 DAMAGE = [b"", b"\0" * 80, b'{"run_id": "ab', b"\xff\xfe", b"[]", b'{"offset": "12"}', b'{"unknown": 1}', b'{"offset": -1}']
@@ -63,7 +64,7 @@ def test_resending_after_damage_makes_no_duplicates(root: Path, server: Server) 
 
 def test_follower_survives_damaged_state_and_full_disk(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spool = finished(root)
-    follower = Follower(root, spool, os.getppid())
+    follower, run = Follower(root), Followed(root, spool, os.getpid(), time.time_ns() // 1_000_000)
 
     def full(self: Spool, sent: Sent) -> None:
         raise OSError(28, "No space left on device")
@@ -71,17 +72,18 @@ def test_follower_survives_damaged_state_and_full_disk(root: Path, monkeypatch: 
     spool.state_path.write_bytes(b"{")
     with monkeypatch.context() as patch:
         patch.setattr(Spool, "save_sent", full)
-        assert not follower._send()
-        assert follower.failures == 1
-    assert follower._send(), "not sent although there is space again"
+        assert not follower.serve(run)
+        assert run.failures == 1
+    run.next_send = 0.0
+    assert follower.serve(run), "not sent although there is space again"
     assert not spools(root)
 
 
 def test_run_that_ends_before_its_follower_starts_is_sent(root: Path) -> None:
-    spool = finished(root)
-    stage = subprocess.Popen(["true"])
-    stage.wait()
-    assert Follower(root, spool, stage.pid).run() == 0
+    finished(root)
+    follower = Follower(root)
+    follower.leave()
+    assert follower.run() == 0
     assert not spools(root)
 
 
@@ -153,21 +155,16 @@ def test_healthy_run_prints_nothing(root: Path) -> None:
     assert until(lambda: not spools(root))
 
 
-class Alive:
-    """A running follower."""
-
-    def poll(self) -> None:
-        return None
-
-
 def test_unsent_events_of_earlier_stages_are_warned_about(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tracker = SpoolTracker.__new__(SpoolTracker)
-    tracker.root, tracker.spool, tracker.follower = root, spooled(root), Alive()
+    tracker = SpoolTracker(root, spooled(root), "rl@search", followers=0)
+    with locked(follower_lock(root), wait=False):  # as a follower does
+        tracker._warn_if_unsent()
+        assert capsys.readouterr().err == ""
+        spooled(root, "sft", None).save_error("ConnectionError: refused")
+        tracker._warn_if_unsent()
+        assert re.search(r"not sent \(ConnectionError: refused\).*python -m stages.tracking", capsys.readouterr().err)
+        tracker.spool.save_sent(Sent("run", 10))
+        tracker._warn_if_unsent()
+        assert capsys.readouterr().err == "", "the server answers again, and the follower sends what is left"
     tracker._warn_if_unsent()
-    assert capsys.readouterr().err == ""
-    spooled(root, "sft", None).save_error("ConnectionError: refused")
-    tracker._warn_if_unsent()
-    assert re.search(r"not sent \(ConnectionError: refused\).*python -m stages.tracking", capsys.readouterr().err)
-    tracker.spool.save_sent(Sent("run", 10))
-    tracker._warn_if_unsent()
-    assert capsys.readouterr().err == "", "the server answers again, and the follower sends what is left"
+    assert "see .bellwether/tracking/follower.log" in capsys.readouterr().err, "nobody sends it"

@@ -20,7 +20,7 @@ from stages.tracking.cached import add_cached_runs, add_upstream_runs, recorded
 from stages.tracking.header import Lifecycle
 from stages.tracking.sender import Sender
 from stages.tracking.server import Server
-from stages.tracking.spool import spools
+from stages.tracking.spool import is_followed, spools
 from stages.tracking.sweep import replay, sweep
 
 LOCK = """
@@ -161,6 +161,43 @@ def test_killed_follower_is_replaced(root: Path, server: Server) -> None:
     run = runs(server)["rl@search"]
     assert run.info.status == "FINISHED"
     assert [point.value for point in server.client.get_metric_history(run.info.run_id, "loss")] == [1.0, 0.5]
+
+
+def test_one_follower_serves_all_stages_of_a_checkout(root: Path, server: Server) -> None:
+    """Contract: it notices the death of any, and another server's runs have a follower of their own."""
+    first = start_stage(root, "wait")
+    assert first.stdout is not None
+    assert first.stdout.readline() == "started\n"
+    follower = follower_of(first)
+    assert until(lambda: is_followed(root))
+    second, elsewhere = start_stage(root, "wait"), start_stage(root, "wait", MLFLOW_TRACKING_URI="http://127.0.0.1:9")
+    for stage in (second, elsewhere):
+        assert stage.stdout is not None
+        assert stage.stdout.readline() == "started\n"
+    assert follower_of(elsewhere).pid != follower.pid
+    assert not psutil.Process(second.pid).children()
+    assert until(lambda: len(statuses(server)) == 2)
+    second.kill()
+    second.wait()
+    assert until(lambda: statuses(server) == ["KILLED", "RUNNING"])
+    assert first.stdin is not None
+    first.stdin.close()
+    first.wait(240)
+    assert until(lambda: statuses(server) == ["FINISHED", "KILLED"])
+    elsewhere.kill()
+    elsewhere.wait()
+    assert until(lambda: len(spools(root)) == 1), "the other server's"
+    third = start_stage(root, "go")
+    assert third.wait(240) == 0
+    assert until(lambda: statuses(server) == ["FINISHED", "FINISHED", "KILLED"])
+    follower.terminate()
+    assert until(lambda: not follower.is_running()), "it waits for further stages no longer"
+
+
+def statuses(server: Server) -> list[str]:
+    """Of all stage runs, sorted."""
+    found = server.client.search_runs([server.experiment])
+    return sorted(run.info.status for run in found if not run.info.run_name.startswith("lifecycle"))
 
 
 def test_run_of_killed_stage_and_follower_is_marked_killed_later(root: Path, server: Server) -> None:

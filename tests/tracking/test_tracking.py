@@ -268,9 +268,7 @@ def test_without_a_gpu_there_are_no_gpu_metrics(tmp_path: Path, monkeypatch: pyt
 def test_full_disk_is_reported_once_and_the_stage_continues(
     root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tracker = SpoolTracker.__new__(SpoolTracker)
-    tracker.root, tracker.spool, tracker.broken = root, spooled(root), False
-    tracker.follower, tracker.spent_s = None, 0.0
+    tracker = SpoolTracker(root, spooled(root), "rl@search", followers=0)
 
     def full(self: Spool, event: dict) -> None:
         raise OSError(28, "No space left on device")
@@ -307,9 +305,7 @@ def test_database_is_created_atomically(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_artifacts_are_copied_and_missing_ones_reported(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An outage may outlast the next run, which overwrites the same files."""
-    tracker = SpoolTracker.__new__(SpoolTracker)
-    tracker.root, tracker.spool, tracker.broken = root, spooled(root), False
-    tracker.follower, tracker.spent_s = None, 0.0
+    tracker = SpoolTracker(root, spooled(root), "rl@search", followers=0)
     path = root / "report.json"
     path.write_text("first")
     tracker.artifact(path)

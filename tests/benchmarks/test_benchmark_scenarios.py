@@ -69,6 +69,7 @@ def test_our_rollouts(options: Options):
     side.close()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_with_trl")
 def test_trl_rollouts(options: Options):
     """Contract: TRL's tool loop plays the same turns of the same lengths, also in two accelerate processes together."""
@@ -246,11 +247,13 @@ def test_tracking_overhead(options: Options):
     assert points == results["tracking_stage_seconds"].notes["points"]
 
 
+@pytest.mark.slow
 def test_scaling_tables(options: Options):
     assert [row["slots"] for row in scaling.rollouts(options)] == [1, 2]
     assert [row["tokens"] for row in scaling.steps(options)] == [48, 96]
 
 
+@pytest.mark.slow
 def test_profile_shares_sum_to_one(options: Options):
     rows = profiles.measure(options)
     assert [row.pop("scenario").split("@")[0] for row in rows] == ["rollout_multi_turn", "mcts", "rl_iteration", "train_step_p16"]
@@ -307,6 +310,7 @@ def test_stage_times_are_those_of_the_last_finished_run(tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_sandbox_on_both_sides(options: Options):
     """Contract: the warm server and one bubblewrap per program give the same result for every program."""
     if missing := fault("bubblewrap"):

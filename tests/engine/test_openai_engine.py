@@ -214,6 +214,7 @@ def transformers_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
         server.wait(timeout=30)
 
 
+@pytest.mark.slow
 def test_transformers_serve_supports_only_evaluation_by_text(transformers_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It returns neither token ids nor log-probs, and is rejected where they are needed. With one request at a time, seeds make
     an evaluation repeatable."""

@@ -356,6 +356,7 @@ def evaluate_in_forks(counts: Sequence[int], root: Path) -> None:
             shutil.move(root / name, root / str(count) / name)
 
 
+@pytest.mark.slow
 def test_any_number_of_workers_writes_same_bytes(context: StageContext, monkeypatch: pytest.MonkeyPatch) -> None:
     """Contract: forks play all jobs, each once. As in the stage, torch has not computed before: a later fork can hang."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

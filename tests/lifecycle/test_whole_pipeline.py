@@ -141,6 +141,7 @@ def test_shards_write_same_bytes_as_the_stage_alone(done: Checkout, tmp_path: Pa
     assert done.lock["rollout@search"]["outs"] == outs
 
 
+@pytest.mark.slow
 def test_removed_domain_leaves_no_trace_and_is_restored_when_listed_again(done: Checkout) -> None:
     params, lock = (done.root / "params.yaml").read_text(), done.lock
     done.edit({"domains": ["search"]})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,9 +16,16 @@ from stages.reporting.site.sources import CHAPTERS, gather
 
 
 @pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def of_methods() -> Any:
+    return method_pages(ROOT, entries(ROOT))
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory, of_methods: Any) -> Path:
     folder = tmp_path_factory.mktemp("site") / "sources"
-    gather(ROOT, folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("stages.reporting.site.sources.method_pages", lambda root, board: of_methods)  # drawing figures takes long
+        gather(ROOT, folder)
     return folder
 
 
@@ -43,8 +51,8 @@ def test_a_broken_link_stops_the_build(tmp_path: Path) -> None:
         gather(tmp_path, tmp_path / "sources")
 
 
-def test_each_method_has_a_page_with_switch_and_evidence() -> None:
-    families, figures = method_pages(ROOT, entries(ROOT))
+def test_each_method_has_a_page_with_switch_and_evidence(of_methods: Any) -> None:
+    families, figures = of_methods
     pages = {path.stem: text for of_family in families.values() for path, text in of_family.items()}
     assert set(names()) <= set(pages)
     assert "    rl: {algorithm: arpo}\n" in pages["arpo"]

@@ -86,6 +86,7 @@ def dvc(project: Path, site: Path, *arguments: str) -> list[str]:
     return RAN.findall(done.stdout)
 
 
+@pytest.mark.slow
 def test_editing_an_outside_package_reruns_stages_that_use_it(project: Path, site: Path) -> None:
     """Contract: plain `dvc repro` detects edits of an editable install, of its data and of its requirements."""
     everything = ["play@maze", "learn@maze", "play@search", "learn@search"]

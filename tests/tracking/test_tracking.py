@@ -329,7 +329,7 @@ def test_concurrent_stages_create_one_database(tmp_path: Path) -> None:
     """Contract: only one process creates MLflow's tables; two at once would leave them permanently incomplete."""
     command = [sys.executable, "-c", CONNECT, str(tmp_path)]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("MLFLOW_")}
-    both = [subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    both = [subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     logs = [process.communicate(timeout=120)[1] for process in both]
-    assert [process.returncode for process in both] == [0, 0, 0], logs
+    assert [process.returncode for process in both] == [0, 0], logs
     assert sum(text.count("Creating initial MLflow database tables") for text in logs) == 1

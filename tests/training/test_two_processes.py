@@ -155,6 +155,7 @@ def teams(training: Training) -> dict[int, Path]:
 FOLDERS = ("data/models", "data/rl", "reports", "pairs/data/models/rl", "pairs/reports")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_trained_bytes_are_independent_of_the_number_of_workers(teams: dict[int, Path]) -> None:
     """Contract: with 1, 2 and 3 workers, sft, rl with policy and critic, rl from preference pairs and rl of a team of

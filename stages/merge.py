@@ -2,13 +2,15 @@
 
 data/models/rl/<domain> of every domain, in order -> data/models/merged (merge.method), data/models/merged_linear and
 reports/merge.json (method, resolved parameters, diagnostics of the task vectors). A specialist may be a LoRA adapter, whose
-weights are merged into the base's tensor by tensor as they are read. With one domain, the merge is that specialist.
+weights are merged into the base's tensor by tensor as they are read. With one domain, the merge is that specialist. Method distil
+trains the merged model on the specialists' episodes instead, played in data/curated/<domain>.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,14 +56,14 @@ def merge_into(context: StageContext, name: str, method: str, base: Path, params
     )
 
 
-def remarks(method: str, params: MergeParams, result: MergeResult, diagnostics: dict[str, Any]) -> dict[str, Any]:
+def remarks(method: str, params: MergeParams, totals: Mapping[str, Any] | None, diagnostics: dict[str, Any]) -> dict[str, Any]:
     """The method's remarks on its passes for statistics, for the report; its warnings go to standard error."""
     from stages.merging.registry import get_merger
 
     merger = get_merger(method)
     for warning in merger.warnings(params, diagnostics):
         print(f"merge: {warning}", file=sys.stderr)
-    return merger.scan_report(result.totals, params, list(diagnostics["models"]))
+    return merger.scan_report(totals, params, list(diagnostics["models"]))
 
 
 def run(context: StageContext) -> None:
@@ -69,17 +71,23 @@ def run(context: StageContext) -> None:
     from stages.merging.registry import bind, get_merger, used_parameters
 
     merge, domains = context.params.merge, context.params.domains
-    keep_only(context.root, domains, ["data/models/rl"])
+    keep_only(context.root, domains, ["data/curated", "data/models/rl"])
     base = base_folder(context)
     # The baseline is the plain average: other methods' settings do not apply to it.
     average = bind("linear", merge.weights_of(domains))
     method, params = (merge.method, merge.bind(domains)) if len(domains) > 1 else ("linear", average)
     parameters = used_parameters(method, params)
     context.log_params({"method": method, "base": merge.base, **parameters})
-    result = merge_into(context, "merged", method, base, params)
-    merge_into(context, "merged_linear", "linear", base, average)
+    merger, linear_result = get_merger(method), merge_into(context, "merged_linear", "linear", base, average)
+    trained, totals = {}, None
+    if merger.trains:
+        from stages.training.distillation import distil
+
+        trained = distil(context, base, params.settings.distil)
+    else:
+        totals = merge_into(context, "merged", method, base, params).totals
     models = [context.data / "models" / "rl" / domain for domain in domains]
-    diagnostics = measure(domains, models, base, get_merger(method).change_thresholds(params, result.totals), context.progress)
+    diagnostics = measure(domains, models, base, merger.change_thresholds(params, totals), context.progress)
     changed = {domain: diagnostics["models"][domain]["changed_fraction"] for domain in domains}
     merged, linear = context.data / "models" / "merged", context.data / "models" / "merged_linear"
     report = {
@@ -89,9 +97,10 @@ def run(context: StageContext) -> None:
         "domains": domains,
         "parameters": parameters,
         "linear_parameters": used_parameters("linear", average),
-        "tensors": result.tensors,
-        "entries": result.entries,
-        "scan": remarks(method, params, result, diagnostics),
+        "tensors": linear_result.tensors,
+        "entries": linear_result.entries,
+        "scan": remarks(method, params, totals, diagnostics),
+        **trained,
         "distance_to_linear": relative_distance(merged, linear, base),
         "diagnostics": diagnostics,
     }

@@ -90,16 +90,11 @@ def write_outputs(
     demonstrations: dict[str, list[Episode]],
 ) -> None:
     """Write the trained model, the history and the report."""
-    from stages.agent.policy import load_policy, save_policy
-    from stages.engine.adapters import fold
-    from stages.training.common.adapters import deltas
+    from stages.agent.policy import save_policy
     from stages.training.common.loop import write_history
+    from stages.training.sft.job import whole_policy
 
-    model = job.trained_model
-    if context.params.model.lora.rank:
-        # Merge into the weights as stored: those in training may be rounded to bfloat16.
-        model = load_policy(context.params.model.path, root=context.root).model
-        fold(model, deltas(policy.model))
+    model = whole_policy(job, policy, context.params.model.path, bool(context.params.model.lora.rank), context.root)
     steered = controlled(context, replace(policy, model=model))
     save_policy(model, policy.tokenizer, context.data / "models" / "sft")
     write_history(context.reports / "sft" / "history.csv", history)

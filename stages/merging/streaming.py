@@ -146,6 +146,8 @@ def merged_pieces(
 
 
 def _check_call(method: str, models: Sequence[Path], base: Path | None, out: Path, params: MergeParams) -> None:
+    if get_merger(method).trains:
+        raise MergeError(f"merge.method {method} trains a policy on episodes; run it as the stage merge")
     if get_merger(method).needs_base and base is None:
         raise MergeError(f"merge.method {method} needs a base model to take deltas against (merge.base)")
     if len(params.weights) != len(models) or not models:

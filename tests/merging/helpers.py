@@ -14,8 +14,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from stages.merging.contract import MergeParams
-from stages.merging.registry import bind, get_merger
+from stages.merging.registry import bind, get_merger, shipped
 from stages.merging.streaming import tensor_generator
+
+TENSORWISE = [name for name in shipped() if not get_merger(name).trains]
 
 
 def bound(method: str, count: int, **changes: Any) -> MergeParams:

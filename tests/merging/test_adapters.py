@@ -17,10 +17,9 @@ from stages.engine.adapters import Adapter
 from stages.merging.contract import MergeError
 from stages.merging.diagnostics import measure
 from stages.merging.folders import open_folder
-from stages.merging.registry import shipped
 from stages.merging.streaming import merge_folders
 
-from .helpers import bound
+from .helpers import TENSORWISE, bound
 from .test_stage import context
 
 
@@ -41,7 +40,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-@pytest.mark.parametrize("method", shipped())
+@pytest.mark.parametrize("method", TENSORWISE)
 def test_adapters_merge_to_same_bytes_as_full_models(workspace: Path, tmp_path: Path, method: str) -> None:
     """Contract: weights, config and tokenizer are the same bytes whether the specialists are adapters or full models."""
     for name, root in (("adapters", workspace), ("whole", workspace / "whole")):

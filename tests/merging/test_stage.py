@@ -160,7 +160,7 @@ def diagnosed(**shares: float) -> dict[str, Any]:
 
 def test_eps_above_most_changes_is_warned_about(capsys: pytest.CaptureFixture[str]) -> None:
     """Contract: the warning names the domain, the share of changes kept and the parameter, and no domain that changed enough."""
-    merge.remarks("ram_plus", bound("ram_plus", 2), RESULT, diagnosed(search=0.0004, textworld=0.6))
+    merge.remarks("ram_plus", bound("ram_plus", 2), RESULT.totals, diagnosed(search=0.0004, textworld=0.6))
     warning = capsys.readouterr().err
     assert "rl@search" in warning
     assert "0.0%" in warning
@@ -170,5 +170,5 @@ def test_eps_above_most_changes_is_warned_about(capsys: pytest.CaptureFixture[st
 
 def test_methods_without_eps_do_not_warn_about_it(capsys: pytest.CaptureFixture[str]) -> None:
     """Contract: only RAM has eps."""
-    merge.remarks("ties", bound("ties", 1), RESULT, diagnosed(search=0.0))
+    merge.remarks("ties", bound("ties", 1), RESULT.totals, diagnosed(search=0.0))
     assert capsys.readouterr().err == ""

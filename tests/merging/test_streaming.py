@@ -15,11 +15,11 @@ from stages.merging.contract import MergeError, Merger
 from stages.merging.folders import TensorFolder
 from stages.merging.methods.ram import RamOptions as Ram
 from stages.merging.methods.ties import TiesOptions as Ties
-from stages.merging.registry import LOADED, shipped
+from stages.merging.registry import LOADED
 from stages.merging.streaming import merge_folders
 from stages.runtime.validation import Section
 
-from .helpers import bound, random_tensors, write_folder
+from .helpers import TENSORWISE, bound, random_tensors, write_folder
 
 SHAPES = {
     "model.embed_tokens.weight": (8, 4),
@@ -49,7 +49,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-@pytest.mark.parametrize("method", shipped())
+@pytest.mark.parametrize("method", TENSORWISE)
 def test_output_bytes_are_independent_of_input_order_and_shards(tmp_path: Path, method: str) -> None:
     """Contract: the same tensors give the same bytes however the inputs are ordered and sharded, random methods included."""
     written = []
@@ -62,7 +62,7 @@ def test_output_bytes_are_independent_of_input_order_and_shards(tmp_path: Path, 
     assert sorted(written[0]) == ["config.json", "model.safetensors"]
 
 
-@pytest.mark.parametrize("method", shipped())
+@pytest.mark.parametrize("method", TENSORWISE)
 def test_output_bytes_are_independent_of_workers_and_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     """Contract: 1, 2 and 3 workers write the same bytes, and whole tensors the same as blocks."""
     base, models = folders(tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,9 +12,11 @@ from torch import Tensor
 
 from stages.agent.chat import Chat
 from stages.agent.logprobs import predicting_states, token_logprobs
+from stages.agent.policy import Policy, load_policy
 from stages.algorithms.batch import LossTerms
+from stages.engine.adapters import fold
 from stages.records.episode import Episode
-from stages.training.common.adapters import load_trained_state, trained_state
+from stages.training.common.adapters import deltas, load_trained_state, trained_state
 from stages.training.common.documents import Documents, encode, epoch_batches, micro_batches, steps_per_epoch
 from stages.training.common.ledger import Ledger
 from stages.training.common.loop import Job, Learner, Sums, Update, make_processes
@@ -158,3 +161,13 @@ class SftJob(Job):
         self.ledger.load_state_dict(state["ledger"])
         self.best = state["best"]
         self.evaluations_without_improvement = state["evaluations_without_improvement"]
+
+
+def whole_policy(job: SftJob, policy: Policy, folder: Path | str, lora: bool, root: Path | None = None) -> Any:
+    """The trained model of a job with all its weights. Adapters (`lora`) are merged into the weights as stored in `folder` (see
+    `load_policy`): those in training may be rounded to bfloat16."""
+    if not lora:
+        return job.trained_model
+    model = load_policy(folder, root=root).model
+    fold(model, deltas(policy.model))
+    return model

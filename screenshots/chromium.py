@@ -41,6 +41,7 @@ FLAGS = (
     "--proxy-server=127.0.0.1:9",  # nothing listens there, so other machines cannot be reached
     "--proxy-bypass-list=127.0.0.1;localhost",
 )
+LOADED_WITHIN_S = 120
 PHONE = (390, 844)
 DESK = (1280, 900)
 
@@ -76,7 +77,13 @@ class Browser:
 
     def open(self, address: str | Path) -> None:
         """Open a URL or a file and wait until it is loaded."""
+        from selenium.webdriver.support.ui import WebDriverWait
+
         self.driver.get(address.resolve().as_uri() if isinstance(address, Path) else address)
+        # On a busy machine, chromedriver may return from a second navigation of a tab before the page is parsed.
+        WebDriverWait(self.driver, LOADED_WITHIN_S, 0.02).until(
+            lambda driver: self.run("return document.readyState") == "complete"
+        )
 
     def view(self, size: tuple[int, int] = DESK, dark: bool = False, scale: float = 1.0) -> None:
         """Set width and height in CSS pixels (mobile below a width of 500), colour scheme, device pixels per CSS pixel."""
@@ -141,7 +148,7 @@ def open_browser() -> Iterator[Browser]:
         options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
         driver = webdriver.Chrome(options=options, service=Service(str(found(DRIVERS))))
         try:
-            driver.set_page_load_timeout(120)
+            driver.set_page_load_timeout(LOADED_WITHIN_S)
             driver.set_script_timeout(60)
             yield Browser(driver)
         finally:

@@ -103,7 +103,7 @@ def test_item_depends_only_on_its_inputs() -> None:
     graph = item_graph(ROOT)
     assert graph["rollout@search"] == ["curate@search", "sft"]
     assert set(graph["sft"]) == {"curate@search", "curate@textworld"}
-    assert set(graph["merge"]) == {"sft", "rl@search", "rl@textworld"}
+    assert set(graph["merge"]) == {"curate@search", "curate@textworld", "sft", "rl@search", "rl@textworld"}
     assert list(up_to("sft", ROOT)) == [*graph["sft"], "sft"]
 
 

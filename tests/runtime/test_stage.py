@@ -293,5 +293,5 @@ def test_gpu_stages_are_those_that_depend_on_the_device() -> None:
     values = {"domains": ["search"], "per_domain": {"search": {}}}
     on_gpu = parse_params({**values, "resources": {"device": "cuda"}})
     names = ("curate", "sft", "rollout", "annotate", "rl", "merge", "evaluate", "report")
-    assert [name for name in names if uses_gpu(ROOT, name, on_gpu)] == ["sft", "rollout", "annotate", "rl", "evaluate"]
+    assert [name for name in names if uses_gpu(ROOT, name, on_gpu)] == ["sft", "rollout", "annotate", "rl", "merge", "evaluate"]
     assert not any(uses_gpu(ROOT, name, parse_params(values)) for name in names)

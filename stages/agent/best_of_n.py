@@ -6,12 +6,15 @@ Rollouts are unaware of it. The first draw uses the request's key: with n = 1 th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from stages.agent.active_episode import EpisodeRequest
+from stages.agent.rollout import Labels, turn_key
 from stages.agent.wrapped_engine import WrappedEngine
 from stages.engine.engine import Engine, Pause, Sampling, Turn
+from stages.records.episode import Episode
 from stages.seeding import key64
 
 Same = Callable[[Sequence[int]], str]
@@ -79,6 +82,8 @@ class _Session:
     n: int
     rank: Ranking | None
     drawn: dict[int, Turn] = field(default_factory=dict)
+    key: int = 0
+    """Of the turn in progress."""
 
 
 def _check_draws(n: int) -> None:
@@ -90,10 +95,13 @@ class BestOfEngine(WrappedEngine[_Session]):
     """An `Engine` over another one that draws `n` turns per request and keeps the best by `rank`, or by majority vote if that is
     None. Raises ValueError for n below 1."""
 
-    def __init__(self, engine: Engine, n: int, rank: Ranking | None, same: Same) -> None:
+    def __init__(
+        self, engine: Engine, n: int, rank: Ranking | None, same: Same, on_rejected: Callable[[int, int], None] | None = None
+    ) -> None:
+        """`on_rejected` is called after each turn with its key and the number of tokens in the draws that were not chosen."""
         _check_draws(n)
         super().__init__(engine)
-        self.n, self.rank, self.same = n, rank, same
+        self.n, self.rank, self.same, self.on_rejected = n, rank, same, on_rejected
         self._counters = {"decisions": 0, "other_than_first": 0}
 
     @property
@@ -122,6 +130,7 @@ class BestOfEngine(WrappedEngine[_Session]):
 
     def request(self, session: int, key: int, sampling: Sampling) -> None:
         state = self._sessions[session]
+        state.key = key
         if state.n > 1:
             state.inner += self.engine.fork(state.inner[0], state.n - 1)
         for place, inner in enumerate(state.inner):
@@ -152,6 +161,8 @@ class BestOfEngine(WrappedEngine[_Session]):
             if place != best:
                 self.engine.close(inner)
         turn = drawn[best]
+        if self.on_rejected:
+            self.on_rejected(state.key, sum(len(one.token_ids) for one in drawn) - len(turn.token_ids))
         state.inner, state.drawn = [turn.session], {}
         state.tokens.extend(turn.token_ids)
         return replace(turn, session=session)
@@ -167,3 +178,15 @@ class BestOfEngine(WrappedEngine[_Session]):
     def close(self, session: int) -> None:
         for inner in self._sessions.pop(session).inner:
             self._close_inner(inner)
+
+
+def tokens_not_played(
+    episodes: Sequence[Episode], requests: Sequence[EpisodeRequest], labels: Labels, rejected: Mapping[int, int]
+) -> dict[str, dict[str, int]]:
+    """Episode -> `tokens` of the draws that were not chosen at its turns, from what `on_rejected` reported; {} if nothing was."""
+    numbers = {request.episode_id: request.attempt for request in requests}
+    found = {}
+    for one in episodes if rejected else ():
+        keys = [turn_key(labels, one.task_id, numbers[one.episode_id], turn) for turn in range(len(one.turns))]
+        found[one.episode_id] = {"tokens": sum(rejected[key] for key in keys)}
+    return found

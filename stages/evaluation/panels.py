@@ -57,9 +57,9 @@ EVALUATION_SCHEMA = pa.schema(
         ("solution", pa.string()),
     ]
 )
-"""One row per (model, task, attempt). `tokens`: sampled by the policy, or by all members of a team; `accepted`: share
-of actions the environment understood; `answer`: that of the attempt's last action, in domains with answers; `solution`: equal for
-attempts that solved the task in the same way (see `solution_of`), null for a failure."""
+"""One row per (model, task, attempt). `tokens`: sampled by the policy, draws that were not played included, or by all members of
+a team; `accepted`: share of actions the environment understood; `answer`: that of the attempt's last action, in domains with
+answers; `solution`: equal for attempts that solved the task in the same way (see `solution_of`), null for a failure."""
 
 
 @dataclass(frozen=True)
@@ -265,9 +265,9 @@ def ranking(best_of: BestOf, domain: str, device: str) -> Ranking | None:
     return per_token(rank) if best_of.per_token else rank
 
 
-def engine_of(job: Job, player: Player, settings: Settings, domain: Domain) -> Engine:
+def engine_of(job: Job, player: Player, settings: Settings, domain: Domain, rejected: dict[int, int]) -> Engine:
     """The player's engine, or one that sees the newest turns alone, enforces the domain's constraint, or chooses among its
-    draws."""
+    draws, whose tokens it counts in `rejected` by the turn's key, those of the chosen one aside."""
     from stages.agent.constrained_engine import constrained
 
     engine: Engine = player.engine
@@ -282,11 +282,16 @@ def engine_of(job: Job, player: Player, settings: Settings, domain: Domain) -> E
     from stages.records.actions import action_key
 
     rank = ranking(job.best_of, job.domain, settings.engine.device)
-    return BestOfEngine(engine, job.best_of.n, rank, lambda tokens: action_key(player.chat.action_text(tokens)))
+    return BestOfEngine(
+        engine, job.best_of.n, rank, lambda tokens: action_key(player.chat.action_text(tokens)), rejected.__setitem__
+    )
 
 
-def best_episodes(job: Job, episodes: Sequence[Episode], attempt: Mapping[str, int], engine: EngineSettings) -> list[Episode]:
-    """Of the `draws` episodes of each attempt the one that the reward model scores highest, the first of equal ones.
+def best_episodes(
+    job: Job, episodes: Sequence[Episode], attempt: Mapping[str, int], engine: EngineSettings
+) -> list[tuple[Episode, int]]:
+    """Of the `draws` episodes of each attempt the one that the reward model scores highest, the first of equal ones, and the
+    number of tokens that the policy sampled in the others.
 
     Draw d of attempt a is number a + d * attempts (`attempt`: episode id -> number), so that the first draws are the plain
     model's own attempts. Scores are of the tokens up to the policy's last one.
@@ -298,7 +303,11 @@ def best_episodes(job: Job, episodes: Sequence[Episode], attempt: Mapping[str, i
     groups: dict[tuple[str, int], list[Episode]] = {}
     for episode in sorted(episodes, key=lambda episode: (episode.task_id, attempt[episode.episode_id])):
         groups.setdefault((episode.task_id, attempt[episode.episode_id] % job.attempts), []).append(episode)
-    return [drawn[best_of(model.scores([_acted_tokens(episode) for episode in drawn]))] for drawn in groups.values()]
+    chosen = []
+    for drawn in groups.values():
+        best = drawn[best_of(model.scores([_acted_tokens(episode) for episode in drawn]))]
+        chosen.append((best, sum(episode.policy_tokens for episode in drawn) - best.policy_tokens))
+    return chosen
 
 
 def _acted_tokens(episode: Episode) -> list[int]:
@@ -315,7 +324,9 @@ def _episodes(
     job: Job, requests: Sequence[EpisodeRequest], domain: Domain, settings: Settings
 ) -> tuple[list[Episode], dict[str, dict[str, int]]]:
     """The episodes of all requests, and for those that took more than their own turns what else is in their rows: `tokens` of
-    others, or of the search, and the search's `environment_steps`, which include the episode's."""
+    others, of draws that were not played, or of the search, and the search's `environment_steps`, which include the
+    episode's."""
+    from stages.agent.best_of_n import tokens_not_played
     from stages.agent.environment_pool import EnvironmentPool
     from stages.agent.rollout import Labels, collect
     from stages.evaluation.team_episodes import play_team
@@ -323,7 +334,8 @@ def _episodes(
     player, engine_settings, scaffold = _player(job.folder, settings.engine, job.plain), settings.engine, settings.scaffold
     labels, team = Labels(settings.seed, job.policy_hash, job.panel, STREAM), read_team(job.folder, job.domain)
     with EnvironmentPool(partial(_make, scaffold, domain, job.worlds), settings.environment_processes) as pool:
-        engine = engine_of(job, player, settings, domain)
+        rejected: dict[int, int] = {}
+        engine = engine_of(job, player, settings, domain, rejected)
         # All draws of an episode decode at once.
         width = max(1, engine_settings.slots // (job.best_of.n if job.best_of and job.best_of.by != "reward" else 1))
         limits: dict[str, Any] = {"max_length": engine_settings.max_length, "max_turns": scaffold.max_turns, "width": width}
@@ -336,7 +348,8 @@ def _episodes(
             episodes, said = play_team(job.folder, team, *parts, **limits)
             return episodes, {name: {"tokens": tokens} for name, tokens in said.items()}
         if job.search is None:
-            return collect(engine, player.chat, pool, requests, settings.sampling, labels, **limits), {}
+            episodes = collect(engine, player.chat, pool, requests, settings.sampling, labels, **limits)
+            return episodes, tokens_not_played(episodes, requests, labels, rejected)
         from stages.evaluation.tree_search import play_by_search
 
         return play_by_search(engine, player.chat, pool, requests, job.search, labels, **limits)
@@ -353,7 +366,9 @@ def play(job: Job, settings: Settings) -> Outcome:
     attempt_of = {request.episode_id: request for request in requests}
     if job.draws > 1:
         numbers = {name: request.attempt for name, request in attempt_of.items()}
-        episodes = best_episodes(job, episodes, numbers, settings.engine)
+        chosen = best_episodes(job, episodes, numbers, settings.engine)
+        episodes = [episode for episode, _ in chosen]
+        more = {episode.episode_id: {"tokens": tokens} for episode, tokens in chosen}
     rows, kept = [], {True: 0, False: 0}
     samples, played = [], []
     for episode in episodes:

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stages.records.episode import EPISODE_SCHEMA, undamaged
+from stages.records.episode import EPISODE_SCHEMA, Episode, episode_from, undamaged
 from stages.runtime.files import atomic_file
 
 FILE = Path("data") / "evaluation" / "episodes.parquet"
@@ -28,6 +28,11 @@ def packed(rows: Sequence[Mapping[str, Any]]) -> bytes:
     with pa.ipc.new_stream(sink, schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
         writer.write_table(pa.Table.from_pylist([dict(row) for row in rows], schema=schema))
     return sink.getvalue().to_pybytes()
+
+
+def unpacked(data: bytes) -> list[Episode]:
+    """The episodes of packed rows, in their order."""
+    return [episode_from(row) for row in pa.ipc.open_stream(data).read_all().drop_columns(["attempt"]).to_pylist()]
 
 
 def write_played(path: Path, parts: Iterable[tuple[str, bytes]]) -> None:

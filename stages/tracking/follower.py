@@ -135,12 +135,12 @@ class Followed:
             return
         size = self.spool.path.stat().st_size if self.spool.path.exists() else 0
         grown, self.size = size != self.size, size
-        if not (grown and self.spool.ended()):
-            if alive(self.pid, self.started_ms):
-                return
-            if self.spool.path.exists() and not self.spool.ended():
-                self.spool.end_killed()
+        ended = grown and self.spool.ended()
+        if not ended and alive(self.pid, self.started_ms):
+            return
         self.exited_at, self.next_send = time.monotonic(), 0.0
+        if not ended and self.spool.path.exists() and not self.spool.ended():
+            self.spool.end_killed()
 
     def send(self, server: Server) -> bool:
         """Send pending events; whether the run has ended and all is sent. Raises what MLflow raises."""
@@ -203,20 +203,24 @@ class Follower:
                 if alive(header["pid"], header["t"]):
                     self.runs[spool.path] = Followed(self.root, spool, header["pid"], header["t"]), stack.pop_all()
 
+    def connection(self) -> Server:
+        """The server, connected to when it is first needed. Raises what MLflow raises if it is unreachable."""
+        if self.server is None:
+            self.server = Server(self.root)
+        return self.server
+
     def serve(self, run: Followed) -> bool:
         """Do what is due for a run; whether there is nothing left to do."""
-        run.look()
-        run.sample()
-        if time.monotonic() < run.next_send:
-            return run.given_up
         try:
-            if self.server is None:
-                self.server = Server(self.root)
-            over = run.send(self.server)
-            self._clean_up_others(self.server, over)
+            run.look()
+            run.sample()
+            if time.monotonic() < run.next_send:
+                return run.given_up
+            over = run.send(self.connection())
+            self._clean_up_others(self.connection(), over)
             if over:
                 return True
-        except Exception as error:
+        except Exception as error:  # of one run, which must not end the others'
             run.failed(error)
         run.next_send = time.monotonic() + min(SEND_EVERY_S * 2**run.failures, RETRY_AT_MOST_S)
         self.gave_up += run.given_up
@@ -227,9 +231,8 @@ class Follower:
         if time.monotonic() < self.next_clean_up:
             return
         try:
-            self.server = self.server or Server(self.root)
+            self._clean_up_others(self.connection(), over=True)
             self.failures = 0
-            self._clean_up_others(self.server, over=True)
         except Exception as error:
             self.failures += 1
             print(f"{time.strftime('%H:%M:%S')} {type(error).__name__}: {error}", flush=True)

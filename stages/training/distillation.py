@@ -6,19 +6,20 @@ The merge's honest rival: it costs the specialists' episodes and the training, b
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stages.agent.chat import Chat
-from stages.agent.environment_pool import EnvironmentPool, processes_beside
-from stages.agent.player import open_player
-from stages.agent.policy import load_policy, save_policy
-from stages.agent.rollout import Labels, attempts, collect
-from stages.curation.panel import read_panel
+from stages.agent.environment_pool import processes_beside
+from stages.agent.instructions import QUESTION, read_instruction
+from stages.agent.policy import load_policy, policy_hash, save_policy
+from stages.agent.team import read_team
+from stages.curation.panel import Panel
 from stages.engine.engine import EngineSettings, Sampling
-from stages.environments.registry import open_domain
-from stages.records.episode import Episode, TurnRecord, read_tasks
+from stages.evaluation.panels import Outcome, Settings, jobs_of, load_panels, play, unload
+from stages.evaluation.stored_episodes import unpacked
+from stages.records.episode import Episode
 from stages.runtime.checkpoints import Checkpoints
 from stages.seeding import permutation
 from stages.training.common.adapters import prepare_model, weight_precision
@@ -32,16 +33,18 @@ if TYPE_CHECKING:
 
 CHECKPOINT_EVERY = 100
 """Steps."""
+CHUNK = 400
+"""Episodes between checkpoints."""
 
 
 def distil(context: StageContext, base: Path, settings: Distillation) -> dict[str, Any]:
     """Train data/models/merged from the policy in `base`; the costs and results, for the report. Raises ValueError if no
     specialist succeeds."""
-    checkpoints = Checkpoints(context, classes=(Episode, TurnRecord))
+    checkpoints = Checkpoints(context, classes=(Outcome,))
     learnt: list[Episode] = []
     report: dict[str, Any] = {"domains": {}}
-    for domain in context.params.domains:
-        played = _played(context, domain, settings, checkpoints)
+    for domain, panel in load_panels(context.data / "curated", context.params.domains, "train").items():
+        played = _played(context, panel, settings, checkpoints)
         kept = distinct_successes(played, settings.keep)
         report["domains"][domain] = {
             "episodes": len(played),
@@ -69,34 +72,42 @@ def distinct_successes(episodes: Sequence[Episode], keep: int) -> list[Episode]:
     return [episode for of_task in kept.values() for episode in of_task.values()]
 
 
-def _played(context: StageContext, domain: str, settings: Distillation, checkpoints: Checkpoints) -> list[Episode]:
-    """The specialist's attempts at training tasks of its domain, with the settings that the domain was curated with."""
-    done: list[Episode] | None = checkpoints.load(f"played-{domain}")
-    if done is not None:
-        return done
-    params, folder = context.params, context.data / "curated" / domain
-    tasks = sorted(read_tasks(folder / "tasks.parquet", "train"), key=lambda task: task.task_id)
-    if settings.tasks is not None:
-        tasks = sorted(permutation(tasks, params.seed, "distil", domain)[: settings.tasks], key=lambda task: task.task_id)
-    player = open_player(
-        context.data / "models" / "rl" / domain,
-        EngineSettings.of(params.resources, params.model.max_length, params.model.thinking),
-    )
-    environment = open_domain(domain, read_panel(folder).environment)
-    labels = Labels(params.seed, player.policy_hash, stream="distil")
-    requests = attempts(tasks, settings.attempts)
-    with (
-        EnvironmentPool(partial(environment.make, folder / "worlds"), processes_beside(params.resources)) as pool,
-        context.progress(f"playing {domain}", len(requests), "episode") as bar,
-    ):
-        episodes = collect(
-            *(player.engine, player.chat, pool, requests, Sampling(**settings.sampling.model_dump()), labels),
-            max_length=params.model.max_length,
-            width=params.resources.slots,
-            on_episode=lambda episode: bar.advance(1),
+def _refuse_company(folder: Path, domain: str) -> None:
+    """Raise ValueError for a specialist that plays in a team or by an instruction, which the distilled policy would lack."""
+    if read_team(folder, domain) is not None or read_instruction(folder, domain) != QUESTION:
+        raise ValueError(
+            f"merge.method distil: the specialist of {domain} plays in a team or by an instruction of its own, which one policy "
+            "for all domains does without; choose another merge.method"
         )
-    player.close()
-    checkpoints.save(f"played-{domain}", episodes)
+
+
+def _played(context: StageContext, panel: Panel, settings: Distillation, checkpoints: Checkpoints) -> list[Episode]:
+    """The specialist's attempts at the training tasks of `panel`, played as evaluate plays panels."""
+    params, domain = context.params, panel.domain
+    folder = context.data / "models" / "rl" / domain
+    _refuse_company(folder, domain)
+    if settings.tasks is not None:
+        chosen = permutation(panel.tasks, params.seed, "distil", domain)[: settings.tasks]
+        panel = replace(panel, tasks=tuple(sorted(chosen, key=lambda task: task.task_id)))
+    how = Settings(
+        seed=params.seed,
+        sampling=Sampling(**settings.sampling.model_dump()),
+        engine=EngineSettings.of(params.resources, params.model.max_length, params.model.thinking),
+        environment_processes=processes_beside(params.resources),
+    )
+    jobs = jobs_of(folder, policy_hash(folder), {domain: panel}, context.data / "curated", settings.attempts, CHUNK)
+    episodes: list[Episode] = []
+    with context.progress(f"playing {domain}", sum(job.episodes for job in jobs), "episode") as bar:
+        for job in jobs:
+            outcome: Outcome | None = checkpoints.load(job.name)
+            if outcome is None:
+                outcome = play(job, how)
+                checkpoints.save(job.name, outcome)
+                bar.advance(job.episodes)
+            else:
+                bar.restore(job.episodes)
+            episodes += unpacked(outcome.episodes)
+    unload()
     return episodes
 
 

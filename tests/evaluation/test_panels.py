@@ -113,7 +113,9 @@ def test_best_of_n_episodes_by_a_reward_model(curated: Path, tiny_policy: Path, 
 
     plain = rows_of(curated, tiny_policy, "h")
     assert rows(1, len) == plain
-    assert rows(3, lambda tokens: 0.5) == plain
+    of_three = rows(3, lambda tokens: 0.5)
+    assert [{**row, "tokens": 0} for row in of_three] == [{**row, "tokens": 0} for row in plain]
+    assert all(row["tokens"] >= one["tokens"] for row, one in zip(of_three, plain, strict=True)), "the other draws' count, too"
     best = panels_module.BestOf("reward", 2, Path("rl"), Path("sft"))
     (job,) = jobs_of(tiny_policy, "h", panels, curated, 2, 100, best)
     drawn = [Episode(f"t/{number}", "t", "search", "t", 0, "h", "", 1.0, 1.0, 0) for number in range(4)]
@@ -127,7 +129,17 @@ def test_best_of_n_episodes_by_a_reward_model(curated: Path, tiny_policy: Path, 
     chosen = panels_module.best_episodes(
         job, drawn, {episode.episode_id: place for place, episode in enumerate(drawn)}, SETTINGS.engine
     )
-    assert chosen == [drawn[2], drawn[1]]
+    assert chosen == [(drawn[2], 1), (drawn[1], 1)], "and the tokens that the policy sampled in the others"
+
+
+@pytest.mark.parametrize("by", ["vote", "logprob"])
+def test_tokens_of_draws_that_are_not_played_count(curated: Path, tiny_policy: Path, by: str) -> None:
+    best = panels_module.BestOf(by, 3, Path("q"), Path("sft"))
+    panels_module.unload()
+    (job,) = jobs_of(tiny_policy, "h", load_panels(curated, ["search"]), curated, 2, 100, best)
+    rows = play(job, SETTINGS).rows
+    (player,) = panels_module._loaded.values()
+    assert sum(row["tokens"] for row in rows) == player.engine.counters["sampled_tokens"]
 
 
 def test_best_of_n_settings_change_the_policy_hash(tmp_path: Path) -> None:

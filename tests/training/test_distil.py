@@ -12,11 +12,15 @@ from typing import Any
 import pytest
 
 from stages import merge
+from stages.agent.instructions import write_instruction
 from stages.agent.policy import load_policy
+from stages.curation.panel import Panel
+from stages.evaluation import panels
 from stages.merging.contract import MergeError
 from stages.merging.registry import bind
 from stages.merging.streaming import merge_folders
-from stages.records.episode import Episode, TurnRecord
+from stages.records.episode import Episode, TurnRecord, read_tasks
+from stages.records.task import Split
 from stages.runtime.stage import StageContext
 from stages.training import distillation
 from stages.training.distillation import distinct_successes
@@ -29,9 +33,13 @@ Make = Callable[..., StageContext]
 @pytest.fixture
 def make(make_context: Make, tiny_policy: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     """make(name, **distil): two toy domains, whose specialists are the tiny policy, which succeeds now and then."""
-    monkeypatch.setattr(distillation, "read_panel", lambda folder: SimpleNamespace(environment={}))
-    domain = SimpleNamespace(make=FirstLetterEnvironment.in_folder)
-    monkeypatch.setattr(distillation, "open_domain", lambda name, settings: domain)
+    domain = SimpleNamespace(make=FirstLetterEnvironment.in_folder, settings=SimpleNamespace(constraint=None))
+
+    def load(curated: Path, domains: list[str], split: Split) -> dict[str, Panel]:
+        return {one: Panel(one, tuple(read_tasks(curated / one / "tasks.parquet", split)), {}, {}) for one in domains}
+
+    monkeypatch.setattr(distillation, "load_panels", load)
+    monkeypatch.setattr(panels, "load_domain", lambda name, settings: domain)
 
     def made(name: str, lora: int = 0, **distil: Any) -> StageContext:
         names = ["toy", "other"]
@@ -85,7 +93,7 @@ def test_resume_after_kill_writes_the_same_bytes(make: Make, monkeypatch: pytest
     kill_while_distilling(killed, step)
     with pytest.raises(KilledError):
         merge.run(killed)
-    monkeypatch.setattr(distillation, "collect", None)  # what was played is not played again
+    monkeypatch.setattr(distillation, "play", None)  # what was played is not played again
     merge.run(make("killed", lora))
     assert outputs(killed.root) == outputs(plain.root)
     load_policy(plain.data / "models/merged")
@@ -121,6 +129,13 @@ def test_without_successes_nothing_is_learnt(make: Make, monkeypatch: pytest.Mon
     monkeypatch.setattr(distillation, "_played", lambda *arguments: [episode("a", 0, 0.0, "look")])
     with pytest.raises(ValueError, match="no specialist solved a training task"):
         merge.run(make("run"))
+
+
+def test_specialists_with_an_instruction_are_refused(make: Make) -> None:
+    context = make("run")
+    write_instruction(context.data / "models/rl/other", "other", "Be brief. {question}")
+    with pytest.raises(ValueError, match="the specialist of other plays in a team or by an instruction of its own"):
+        merge.run(context)
 
 
 def test_folders_are_not_merged_by_a_method_that_trains(tmp_path: Path, tiny_policy: Path) -> None:

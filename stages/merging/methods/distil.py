@@ -3,18 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
 from stages.engine.settings import SamplingParams
-from stages.merging.contract import MergeError, MergeParams, Merger
+from stages.merging.contract import Merger
 from stages.records.card import Card
 from stages.runtime.validation import Count, Positive, Section
-
-if TYPE_CHECKING:
-    from torch import Generator, Tensor
 
 
 class Distillation(Section):
@@ -56,17 +52,6 @@ class Distil(Merger):
     Settings = Settings
     weighted = False
     trains = True
-
-    def merge_tensor(
-        self,
-        name: str,
-        base: Tensor | None,
-        models: Sequence[Tensor],
-        params: MergeParams,
-        rng: Generator,
-        totals: Mapping[str, Any] | None,
-    ) -> Tensor:
-        raise MergeError("merge method distil trains a policy and merges no tensors")
 
 
 MERGER = Distil()

@@ -86,7 +86,9 @@ def test_template_imports_only_stable_names() -> None:
         ("maze", "class MazeEnvironment(ValueEnvironment[MazeState]):\n", RESET, "environments", "maze", "reset returned str"),
         ("maze", '"east" if self._state.x < self._goal[0] else "north"', '"west"', "environments", "maze", "does not succeed"),
         ("rank_pg", "return batch.with_(", "return dict(", "algorithms", "rank_pg", "piece advantage returned dict"),
-        ("rank_pg", 'slug="rank_pg"', 'slug="rank"', "algorithms", "rank_pg", "its slug is 'rank'"),
+        pytest.param(
+            "rank_pg", 'slug="rank_pg"', 'slug="rank"', "algorithms", "rank_pg", "its slug is 'rank'", marks=pytest.mark.slow
+        ),
         ("largest", ".gather(0, kept)[0]", "", "merging", "largest", "shape"),
         ("largest", "    Settings = LargestSettings\n", "", "merging", "largest", "it lacks Settings"),
     ],

@@ -155,6 +155,7 @@ def kill_when(root: Path, reached: Callable[[list[str]], bool]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_killed_claims_command_resumes(tmp_path: Path) -> None:
     """Contract: no finished run is repeated, a killed one resumes from its checkpoint, and an unfinished start is rebuilt."""
     root = tmp_path / "project"

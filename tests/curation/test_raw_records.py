@@ -35,7 +35,9 @@ def test_malformed_lines_are_rejected_with_file_and_line(domain: SearchDomain, l
     assert "not UTF-8" in str(rejections[5])
 
 
-@pytest.mark.parametrize("name", ["calculator", "code", "factbook", "keydoor", "search", "shop", "wordle"])
+@pytest.mark.parametrize(
+    "name", ["calculator", pytest.param("code", marks=pytest.mark.slow), "factbook", "keydoor", "search", "shop", "wordle"]
+)
 def test_command_line_writes_the_shipped_file(name: str) -> None:
     """data/raw/<domain>.jsonl is exactly what the documented command writes."""
     shipped = (ROOT / f"data/raw/{name}.jsonl").read_bytes()

@@ -83,6 +83,7 @@ with get_client(sync_client=True) as client:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_temporary_server_requires_the_password(tmp_path: Path) -> None:
     """Contract: `python -m flows.lifecycle` without a server makes Prefect start one over the database from which a worker later

@@ -8,7 +8,6 @@ from typing import Any
 
 import psutil
 import pytest
-from prefect.testing.utilities import prefect_test_harness
 from pydantic import ValidationError
 
 import flows  # noqa: F401  (configures Prefect, so it comes before Prefect's import)
@@ -123,10 +122,13 @@ def test_cancelling_the_flow_ends_its_processes(checkout: Path) -> None:
     assert not psutil.pid_exists(child), "a child in its own session is ended, too"
 
 
+@pytest.mark.slow
 def test_flow_reports_each_evaluation_to_the_command_line(
     checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Contract: each evaluation's duration, and why a design was rejected, is passed to the next call; the result is logged."""
+    from prefect.testing.utilities import prefect_test_harness  # it imports Prefect's server
+
     monkeypatch.setattr(module, "logger", lambda: print)
     with prefect_test_harness():
         done = module.design(DesignSearch(budget=2), str(checkout))

@@ -36,6 +36,7 @@ def states(served: Served, run: str) -> dict[str, str]:
     return {name: task["state"]["name"] for name, task in served.tasks(run).items()}
 
 
+@pytest.mark.slow
 def test_schedule_starts_runs(served: Served) -> None:
     """A cron schedule alone starts runs; SQLAlchemy 2.1 or a newer FastAPI would break that."""
 

@@ -11,8 +11,8 @@ from checkout import Checkout
 
 pytestmark = [pytest.mark.timeout(900)]
 METHODS = ("archer", "archer_offline", "arpo", "b_coder", "pacs", "rl_plus", "rover", "salt", "scaling_inter", "stored_pg")
-QUICK = ("archer", "arpo", "b_coder", "rl_plus")
-"""One for each kind of step: play and replay, branching, offline data, a mix of both."""
+QUICK = ("arpo", "b_coder")
+"""One that plays, with branches, and one of offline data."""
 WITHOUT_ENTROPY = ("b_coder", "stored_pg")
 """Methods for whose losses the tiny profile's entropy bonus is not valid."""
 WITHOUT_ROLLOUTS = ("archer_offline", *WITHOUT_ENTROPY)

@@ -27,6 +27,7 @@ def test_merge_killed_at_random_moments_writes_same_bytes(done: Checkout) -> Non
     assert kills(done, ["merge"], 1) == []
 
 
+@pytest.mark.slow
 def test_truncated_lock_file_is_named_by_dvc_and_can_be_restored(done: Checkout) -> None:
     """Contract: DVC writes dvc.lock in place; it names a truncated one, and works again with the committed one."""
     finished_run, path = FinishedRun(done, done.lock), done.root / "dvc.lock"

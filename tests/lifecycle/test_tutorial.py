@@ -64,6 +64,7 @@ def run_steps(checkout: Path, chosen: list[tuple[str, list[str]]]) -> None:
             assert line in printed, f"{command} does not print: {line}\n{printed}"
 
 
+@pytest.mark.slow
 def test_the_environment_is_checked_and_configured(checkout: Path) -> None:
     """Contract: the commands up to the first training run as the page shows them."""
     before = [step for step in steps() if step[0] not in SET_UP]

@@ -119,7 +119,7 @@ def test_edit_of_merge_method_reruns_merge_evaluate_and_report(done: Checkout) -
 
 def test_edit_of_resources_reruns_only_the_report(done: Checkout) -> None:
     """The report depends on all of params.yaml; any other stage would write the same bytes."""
-    done.edit({"resources": {"slots": 32, "workers": 2}})
+    done.edit({"resources": {"slots": 32, "workers": 3}})
     assert done.changed == ["report"]
 
 

@@ -113,6 +113,7 @@ def test_page_has_no_dates_or_local_paths(page, full_run):
     assert not re.search(r"\b20\d\d-\d\d-\d\d\b", page)
 
 
+@pytest.mark.slow
 def test_page_is_identical_in_another_process(page, full_run, tmp_path):
     """Contract: `dvc repro` twice gives the same bytes, whatever the hash seed; the stage does not import torch."""
     root, _ = full_run

@@ -17,14 +17,16 @@ from stages.reporting.site.sources import CHAPTERS, gather
 
 @pytest.fixture(scope="module")
 def of_methods() -> Any:
-    return method_pages(ROOT, entries(ROOT))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("stages.reporting.site.method_curves._svg", lambda *_: "<svg/>")  # drawing takes long
+        return method_pages(ROOT, entries(ROOT))
 
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory, of_methods: Any) -> Path:
     folder = tmp_path_factory.mktemp("site") / "sources"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stages.reporting.site.sources.method_pages", lambda root, board: of_methods)  # drawing figures takes long
+        patch.setattr("stages.reporting.site.sources.method_pages", lambda root, board: of_methods)
         gather(ROOT, folder)
     return folder
 

@@ -48,7 +48,9 @@ def unread(arguments: list[str], cwd: Path = ROOT, together: bool = False) -> tu
         return child.wait(timeout=120), stderr_text
 
 
-@pytest.mark.parametrize("line", ["stages.params", "stages.params --help", "flows.supervise -h"])
+@pytest.mark.parametrize(
+    "line", [pytest.param("stages.params", marks=pytest.mark.slow), "stages.params --help", "flows.supervise -h"]
+)
 def test_closed_stdout_ends_a_command_quietly(line: str) -> None:
     """Contract: with `| head` there is no traceback; the exit code is a shell's for SIGPIPE."""
     assert unread(["-m", *line.split()]) == (OUTPUT_CLOSED, "")

@@ -120,6 +120,7 @@ def test_champion_is_replaced_only_by_a_better_version(root: Path, server: Serve
     assert holder(server) is None
 
 
+@pytest.mark.slow
 def test_promote_command_explains_its_decision(root: Path, server: Server) -> None:
     (root / "params.yaml").write_bytes((ROOT / "params.yaml").read_bytes())
 

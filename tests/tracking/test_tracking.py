@@ -325,6 +325,7 @@ Server(Path(sys.argv[1]))
 """
 
 
+@pytest.mark.slow
 def test_concurrent_stages_create_one_database(tmp_path: Path) -> None:
     """Contract: only one process creates MLflow's tables; two at once would leave them permanently incomplete."""
     command = [sys.executable, "-c", CONNECT, str(tmp_path)]

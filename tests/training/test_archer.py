@@ -80,6 +80,7 @@ def store_rollouts(context, tiny_policy: Path, right: str = "take the key", both
     return made
 
 
+@pytest.mark.slow
 def test_archer_learns_from_replayed_episodes(make_context, tiny_policy):
     """A policy that cloned recorded episodes takes the right action no more often than the wrong one. The critic learns which
     is right, and the policy from the critic; tokens are counted, and sampling and training agree."""
@@ -155,10 +156,19 @@ def test_warmup_updates_train_the_critic_before_the_policy(make_context, tiny_po
             "advantage": {"token_baseline": True},
             "replay": {"capacity": 30, "records": ["rollouts", "demonstrations"], "samples": 2},
         },
-        {"replay": {"actions": "played", "bootstrap_truncated": True}, "critic": {"head": {"loss": "c51"}}},
+        pytest.param(
+            {"replay": {"actions": "played", "bootstrap_truncated": True}, "critic": {"head": {"loss": "c51"}}},
+            marks=pytest.mark.slow,
+        ),
         {"algorithm": "archer_offline", "critic": {"head": {"loss": "hl_gauss"}}},
-        {"critic": {"distribution": {"spread_rate": 0.1}}, "replay": {"samples": 2}},
-        {"algorithm": "archer_offline", "replay": {"actions": "fresh", "value_target": "policy"}},
+        pytest.param(
+            {"critic": {"distribution": {"spread_rate": 0.1}}, "replay": {"samples": 2}},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"algorithm": "archer_offline", "replay": {"actions": "fresh", "value_target": "policy"}},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_resume_after_kill_writes_the_same_bytes(make_context, tiny_policy, changes: dict[str, Any]):

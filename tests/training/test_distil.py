@@ -84,7 +84,7 @@ def test_the_policy_learns_the_specialists_successes(make: Make) -> None:
     assert set(again["models"]) == {"toy", "other"}
 
 
-@pytest.mark.parametrize(("step", "lora"), [(3, 0), (5, 4)])
+@pytest.mark.parametrize(("step", "lora"), [pytest.param(3, 0, marks=pytest.mark.slow), (5, 4)])
 def test_resume_after_kill_writes_the_same_bytes(make: Make, monkeypatch: pytest.MonkeyPatch, step: int, lora: int) -> None:
     monkeypatch.setattr(distillation, "CHECKPOINT_EVERY", 2)
     plain = make("plain", lora)

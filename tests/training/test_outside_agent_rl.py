@@ -42,6 +42,7 @@ def train(make_context, monkeypatch: pytest.MonkeyPatch, name: str, command: str
     return (context.root / "data/models/rl/toy/model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_rl_trains_through_a_program_to_the_bytes_of_the_domain_itself(make_context, monkeypatch, tmp_path: Path) -> None:
     """Contract: an agent written with the OpenAI client, in another process, is trained on exactly the tokens that it got: with
     the same messages and rewards as an environment of this project, rl ends in the same weights."""

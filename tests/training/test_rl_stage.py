@@ -69,7 +69,7 @@ def test_rover_successor_term_affects_the_first_step(make_context):
 ABSOLUTE = {"settings": {"form": "absolute", "rho": 0.1}, "advantage": {"mean": "none"}, "sampling": {"max_tokens": 1}}
 
 
-@pytest.mark.parametrize("changes", [{}, ABSOLUTE], ids=["relative", "absolute"])
+@pytest.mark.parametrize("changes", [{}, pytest.param(ABSOLUTE, marks=pytest.mark.slow)], ids=["relative", "absolute"])
 def test_rover_learns_in_both_forms(make_context, changes: dict[str, Any]):
     context = make_context("rl", rl={**RL, "algorithm": "rover", "steps": 20, **changes})
     history = run(context)
@@ -216,7 +216,7 @@ def test_other_switches_run(make_context, changes: dict[str, Any]):
     assert history[0]["ratio_max"] == pytest.approx(1.0, abs=1e-4) if "epochs" not in changes else history[0]["ratio_max"] > 1.0
 
 
-@pytest.mark.parametrize("algorithm", ["reinforce", "ppo"])
+@pytest.mark.parametrize("algorithm", ["reinforce", pytest.param("ppo", marks=pytest.mark.slow)])
 def test_lora_learns_and_saves_an_adapter(make_context, tiny_policy, algorithm: str):
     """Contract: with model.lora the specialist is an adapter on data/models/sft; sampling and training log-probs agree,
     and KL is relative to the weights without the adapter."""

@@ -170,8 +170,9 @@ def test_trained_bytes_are_independent_of_the_number_of_workers(teams: dict[int,
             assert (teams[count] / file).read_bytes() == (one / file).read_bytes(), f"{count} workers: {file}"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("config", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("config", ["ddp", "fsdp"])
 def test_two_processes_train_like_one(training: Training, teams: dict[int, Path], config: str) -> None:
     """Contract: under DDP and FSDP, sft, rl with policy and critic, and rl from preference pairs have one process's loss curve to
     1e-5, and its weights; only the first process writes, the same files."""

@@ -79,6 +79,7 @@ def test_shipped_settings_are_valid_and_in_dvc_yaml() -> None:
     assert {name.partition("/")[2].removesuffix("-v0") for name in used} == set(KINDS)
 
 
+@pytest.mark.slow
 def test_results_do_not_depend_on_workers_or_on_a_kill(
     played: tuple[Lane, dict[str, dict[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

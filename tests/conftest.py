@@ -11,7 +11,8 @@ from tiny import make_tiny_policy
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-# Threads that spin while waiting make matrix products many times slower if processes share the cores.
+# One thread per process, as in the stages: the tests' processes share the cores, where threads that wait for each other are slow.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Shells start background jobs with SIGINT ignored, which children inherit; some tests send it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -102,6 +102,7 @@ def test_overlay_changes_only_its_own_lines(tmp_path: Path) -> None:
     assert [line for line in after if line not in before] == ["  algorithm: ppo"]
 
 
+@pytest.mark.slow
 def test_missing_model_folder_is_reported_by_the_check(tmp_path: Path) -> None:
     values = yaml.safe_load((ROOT / "params.yaml").read_text())
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(deep_merge(values, {"model": {"path": "data/nope"}})))

@@ -54,7 +54,10 @@ def run_check(package: Path, part: str, name: str) -> subprocess.CompletedProces
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize(("part", "name"), [("environments", "maze"), ("algorithms", "rank_pg"), ("merging", "largest")])
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [("environments", "maze"), ("algorithms", "rank_pg"), pytest.param("merging", "largest", marks=pytest.mark.slow)],
+)
 def test_template_passes_its_checks(installed: Path, part: str, name: str) -> None:
     done = run_check(installed, part, name)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -85,7 +88,10 @@ def test_template_imports_only_stable_names() -> None:
         ("maze", 'name = "maze"\n    Settings', 'name = "mazes"\n    Settings', "environments", "maze", "its `name` is 'mazes'"),
         ("maze", "class MazeEnvironment(ValueEnvironment[MazeState]):\n", RESET, "environments", "maze", "reset returned str"),
         ("maze", '"east" if self._state.x < self._goal[0] else "north"', '"west"', "environments", "maze", "does not succeed"),
-        ("rank_pg", "return batch.with_(", "return dict(", "algorithms", "rank_pg", "piece advantage returned dict"),
+        pytest.param(
+            *("rank_pg", "return batch.with_(", "return dict(", "algorithms", "rank_pg", "piece advantage returned dict"),
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             "rank_pg", 'slug="rank_pg"', 'slug="rank"', "algorithms", "rank_pg", "its slug is 'rank'", marks=pytest.mark.slow
         ),

@@ -17,6 +17,7 @@ from stages.annotation.settings import Annotate
 from stages.claims.label_bias import differences, grow, pooled
 
 
+@pytest.mark.slow
 def test_labels_of_lazy_trees_are_unbiased() -> None:
     """Contract: over the labelled nodes of 480 trees of 16 iterations in worlds with known Q, the mean of label - Q is 0 at every
     depth for any min_visits; plain means are too high, since revisited nodes were lucky."""

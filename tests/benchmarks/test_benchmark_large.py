@@ -44,6 +44,7 @@ def test_both_sides_agree_in_bfloat16(options: Options, tmp_path: Path, monkeypa
     assert scenarios[large.ROLLOUTS]["peak_bytes"] == {"ours": None, "theirs": None}
 
 
+@pytest.mark.slow
 def test_without_a_gpu_nothing_is_written(options: Options, tmp_path: Path):
     command = [sys.executable, "-m", "benchmarks.large", "--out", str(tmp_path / "large.json")]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from slow import slow_except
 
 from stages.curation.__main__ import configured_domain
 from stages.curation.raw import RawRecord, check_lines, make_raw, read_raw, unlike_settings
@@ -35,9 +36,7 @@ def test_malformed_lines_are_rejected_with_file_and_line(domain: SearchDomain, l
     assert "not UTF-8" in str(rejections[5])
 
 
-@pytest.mark.parametrize(
-    "name", ["calculator", pytest.param("code", marks=pytest.mark.slow), "factbook", "keydoor", "search", "shop", "wordle"]
-)
+@pytest.mark.parametrize("name", slow_except(("calculator", "code", "factbook", "keydoor", "search", "shop", "wordle"), "search"))
 def test_command_line_writes_the_shipped_file(name: str) -> None:
     """data/raw/<domain>.jsonl is exactly what the documented command writes."""
     shipped = (ROOT / f"data/raw/{name}.jsonl").read_bytes()

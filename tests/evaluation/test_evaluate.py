@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from slow import slow_except
 
 from stages import evaluate, transfer
 from stages.agent.chat import Chat
@@ -71,7 +72,7 @@ def test_models_setting_selects_the_models(context: StageContext) -> None:
         parse_params({**PARAMS, "evaluate": {"models": ["rl@chess"]}})
 
 
-@pytest.mark.parametrize("by", ["q", "value"])
+@pytest.mark.parametrize("by", slow_except(("q", "value"), "value"))
 def test_best_of_n_plays_only_panels_with_a_scorer(context: StageContext, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
     """Contract: a model that chooses by a learned scorer is played and compared only on the domains that have one."""
     from stages.values import q_model, token_q

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from slow import slow_except
 
 from stages.agent.scaffold import THINKING, Scaffold
 from stages.curation.panel import PanelMismatchError
@@ -132,7 +133,7 @@ def test_best_of_n_episodes_by_a_reward_model(curated: Path, tiny_policy: Path, 
     assert chosen == [(drawn[2], 1), (drawn[1], 1)], "and the tokens that the policy sampled in the others"
 
 
-@pytest.mark.parametrize("by", ["vote", "logprob"])
+@pytest.mark.parametrize("by", slow_except(("vote", "logprob"), "vote"))
 def test_tokens_of_draws_that_are_not_played_count(curated: Path, tiny_policy: Path, by: str) -> None:
     best = panels_module.BestOf(by, 3, Path("q"), Path("sft"))
     panels_module.unload()

@@ -190,6 +190,7 @@ def test_invalid_override_is_rejected(override: str, message: str) -> None:
     assert error.value.bad_parameters
 
 
+@pytest.mark.slow
 def test_keys_absent_from_params_yaml_can_be_set() -> None:
     check_overrides(ROOT, ["rl.algorithm=ppo", "rl.loss.clip_high=0.3", "++rl.loss.clip_low=0.1", "++sft.warmup=0.2"])
 

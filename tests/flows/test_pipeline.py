@@ -123,6 +123,7 @@ def test_items_run_in_parallel(project: Path) -> None:
     assert set(yaml.safe_load((project / "dvc.lock").read_text())["stages"]) == {"make@a", "make@b", "join"}
 
 
+@pytest.mark.slow
 def test_only_changed_items_and_their_dependents_run(project: Path) -> None:
     quiet: dict[str, Any] = {"root": project, "echo": lambda line: None}
     assert list(outdated(project)) == ["make@a", "make@b", "join"]

@@ -36,7 +36,6 @@ def states(served: Served, run: str) -> dict[str, str]:
     return {name: task["state"]["name"] for name, task in served.tasks(run).items()}
 
 
-@pytest.mark.slow
 def test_schedule_starts_runs(served: Served) -> None:
     """A cron schedule alone starts runs; SQLAlchemy 2.1 or a newer FastAPI would break that."""
 
@@ -166,6 +165,7 @@ def test_flow_from_a_terminal_repeats_no_stage(served: Served) -> None:
     assert all(what.startswith("up to date: ") for _, what in logged)
 
 
+@pytest.mark.slow
 def test_change_starts_a_run_and_cancelling_it_ends_every_process(served: Served) -> None:
     """Editing params.yaml starts the pipeline; cancelling ends all its processes, whatever their session."""
     until(lambda: (served.root / ".bellwether" / "watch.json").exists(), "the first poll of the watcher")

@@ -17,10 +17,10 @@ pytestmark = [pytest.mark.timeout(900), pytest.mark.long(40)]
 
 
 def test_no_mutated_file_is_lost() -> None:
-    tally = counted("params", 200)
+    tally = counted("params", 100)
     assert tally.lost == []
-    assert tally.counts["refused"] > 100
-    assert tally.counts["accepted"] > 20
+    assert tally.counts["refused"] > 50
+    assert tally.counts["accepted"] > 10
 
 
 @pytest.mark.slow

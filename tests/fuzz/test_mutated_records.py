@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.timeout(900), pytest.mark.long(30)]
 
 
 def test_no_mutated_record_is_lost() -> None:
-    assert counted("records", 80).lost == []
+    assert counted("records", 40).lost == []
 
 
 @pytest.mark.slow

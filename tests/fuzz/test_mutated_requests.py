@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.timeout(900), pytest.mark.long(20)]
 
 
 def test_no_mutated_request_is_lost() -> None:
-    assert counted("requests", 150).lost == []
+    assert counted("requests", 75).lost == []
 
 
 @pytest.mark.slow

@@ -80,6 +80,7 @@ def test_values_are_the_model_s_at_the_end_of_each_history(valued: Path, full_ru
     assert learnt_values(valued / "none", given, 256) == {}
 
 
+@pytest.mark.slow
 def test_values_beside_are_those_of_this_process(valued: Path, full_run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Contract: the same numbers in a process of its own, whose errors are raised here; a domain without a model has none."""
     histories = ShortestHistories()

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slow import slow_except
 
 from stages.sandbox.backends import LOAD, guest_sources
 from stages.sandbox.guest.protocol import encode, receive, send
@@ -175,7 +176,7 @@ BYPASSES = {
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("bypass", BYPASSES)
+@pytest.mark.parametrize("bypass", slow_except(BYPASSES, "settrace", "set_local_events"))
 def test_step_counter_cannot_be_disabled(version: str, bypass: str) -> None:
     """Contract: neither while the module loads nor in a call."""
     attempt = "\n".join(f"    {line}" for line in BYPASSES[bypass].splitlines())

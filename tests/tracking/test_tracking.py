@@ -201,6 +201,7 @@ def test_follower_of_an_already_sent_spool_leaves_no_files(root: Path) -> None:
     assert not [path for path in spool.path.parent.iterdir() if path.is_file()]
 
 
+@pytest.mark.slow
 def test_unreachable_server_neither_stops_a_stage_nor_loses_events(root: Path) -> None:
     """Events for a server that does not answer are sent when it is back."""
     process = start_stage(root, "wait", MLFLOW_TRACKING_URI=UNREACHABLE)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from slow import slow_except
 
 from stages import rl
 from stages.agent.chat import Chat
@@ -185,7 +186,7 @@ def test_resume_after_kill_writes_the_same_bytes(make_context, tiny_policy, chan
     assert outputs(killed.root) == outputs(plain.root)
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", slow_except(("float32", "bfloat16"), "float32"))
 def test_played_actions_allow_several_policy_updates(make_context, other_precision, precision: str):
     """Contract: `actions: played` runs with every other switch at its default. A second batch has the same episodes and
     sampling probabilities, so that its ratio shows how far the first update has moved the policy."""
@@ -200,6 +201,7 @@ def test_played_actions_allow_several_policy_updates(make_context, other_precisi
     assert found["twice"][1] > 1.5 * found["default"][1]
 
 
+@pytest.mark.slow
 def test_archer_offline_learns_from_recorded_episodes(make_context, tiny_policy):
     """archer_offline: no rollouts; of two actions that are equally frequent in the data, the better becomes more likely."""
     replay = {"records": ["rollouts"], "episodes": 16, "critic_updates": 10, "policy_updates": 3}

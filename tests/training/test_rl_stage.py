@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from slow import slow_except
 
 from stages import rl
 from stages.records.episode import Owner, read_rows
@@ -69,7 +70,8 @@ def test_rover_successor_term_affects_the_first_step(make_context):
 ABSOLUTE = {"settings": {"form": "absolute", "rho": 0.1}, "advantage": {"mean": "none"}, "sampling": {"max_tokens": 1}}
 
 
-@pytest.mark.parametrize("changes", [{}, pytest.param(ABSOLUTE, marks=pytest.mark.slow)], ids=["relative", "absolute"])
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [{}, ABSOLUTE], ids=["relative", "absolute"])
 def test_rover_learns_in_both_forms(make_context, changes: dict[str, Any]):
     context = make_context("rl", rl={**RL, "algorithm": "rover", "steps": 20, **changes})
     history = run(context)
@@ -131,7 +133,7 @@ def test_rl_seed_changes_the_rollouts(make_context):
     assert first[0] == first[1] != first[2]
 
 
-@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("lora", slow_except((False, True), True))
 @pytest.mark.parametrize("changes", [{}, {**PPO, "epochs": 2, "minibatches": 3, "critic": {**PPO["critic"], "distribution": {}}}])
 def test_resume_after_kill_writes_the_same_bytes(make_context, changes: dict[str, Any], lora: bool):
     """Contract: outputs after a kill and a second start are those of an undisturbed run."""

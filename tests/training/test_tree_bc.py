@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from slow import slow_except
 
 from stages import rl
 from stages.agent.logprobs import token_logprobs
@@ -112,7 +113,7 @@ def test_trees_without_success_are_refused(make_context):
         rl.run(context)
 
 
-@pytest.mark.parametrize("algorithm", ["tree_bc", "step_dpo"])
+@pytest.mark.parametrize("algorithm", slow_except(("tree_bc", "step_dpo"), "tree_bc"))
 @pytest.mark.parametrize("kill", [1, 5], ids=["before rl", "in rl"])
 def test_warm_start_trains_first_and_resumes_to_the_same_bytes(make_context, algorithm: str, kill: int):
     """Contract: rl plays with the policy that warm_start trained; a kill in either training changes no byte."""

@@ -179,6 +179,7 @@ def test_bad_settings_are_refused_by_name(methods: dict[str, Any], message: str,
         load_lane(write(tmp_path, {"methods": methods}))
 
 
+@pytest.mark.slow
 def test_the_command_refuses_unknown_methods() -> None:
     command = [sys.executable, "-m", "stages.control", "run", "sack"]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

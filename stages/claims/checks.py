@@ -55,3 +55,19 @@ def check_environments(checked: Mapping[str, Params], source: str) -> None:
             check_domains(params)
         except ParamsError as error:
             raise ParamsError(f"{source}: arm '{arm}': {str(error).removeprefix('params.yaml: ')}") from error
+
+
+def unplayable(experiment: Experiment, params: Mapping[str, Any]) -> str | None:
+    """Why a task of lane control that an arm names can't be played here, such as a package that is not installed; None if all
+    can."""
+    if experiment.lane != "control":
+        return None
+    from stages.control.off_policy.vector_task import make_task
+
+    named = {arm_values(experiment, arm, params).get("task") for arm in experiment.arms}
+    for task in sorted(task for task in named if task):
+        try:
+            make_task(task).close()
+        except (ParamsError, ModuleNotFoundError) as error:
+            return str(error)
+    return None

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.claims.arms import common_values, run_values
+from stages.claims.checks import unplayable
 from stages.claims.code import MODULES
 from stages.claims.cost import cost_of
 from stages.claims.experiment import Experiment, peers
@@ -168,6 +169,10 @@ class Session:
             self.say(f"{reused} runs reused")
             self.save()
         missing = {run.key: run for run in reversed(self.results.missing(runs))}  # equal ones once
+        if missing and (why := unplayable(self.experiment, self.params)):
+            self.failed += len(missing)
+            print(f"claim: {self.slug}: none of {len(missing)} runs is started: {why}", file=sys.stderr, flush=True)
+            return False
         if missing:
             self.say(f"{len(missing)} runs to do, {self.jobs} at a time")
         left = len(missing)

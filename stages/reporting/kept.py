@@ -34,6 +34,7 @@ class Work(Section):
     """Machine-independent counts of a stage's work; None where not applicable."""
 
     episodes: int | None = None
+    environment_steps: int | None = None
     steps: int | None = None
     """Optimiser steps (sft), iterations (rl), simulations (annotate)."""
     sampled_tokens: int | None = None

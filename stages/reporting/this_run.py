@@ -54,10 +54,16 @@ def work(inputs: Inputs) -> dict[str, Work]:
     for domain, given in inputs.domains.items():
         rows = given.episodes.get(ROLLOUTS, [])
         sampled = sum(owner in DRAWN for row in rows for owner in row["owner"])
-        found[f"rollout@{domain}"] = Work(episodes=_at(given.rollout, "episodes"), sampled_tokens=sampled or None)
+        found[f"rollout@{domain}"] = Work(
+            episodes=_at(given.rollout, "episodes"),
+            environment_steps=sum(len(row["turns"]) for row in rows) or None,
+            sampled_tokens=sampled or None,
+        )
     for domain, given in inputs.domains.items():
         found[f"annotate@{domain}"] = Work(
-            steps=_at(given.annotate, "iterations"), sampled_tokens=_at(given.annotate, "policy_tokens")
+            environment_steps=_at(given.annotate, "environment_steps"),
+            steps=_at(given.annotate, "iterations"),
+            sampled_tokens=_at(given.annotate, "policy_tokens"),
         )
     for domain, given in inputs.domains.items():
         trained, dropped = _trained(given.rl), _at(given.rl, "ledger/policy_tokens_dropped")
@@ -65,7 +71,11 @@ def work(inputs: Inputs) -> dict[str, Work]:
         no_rollouts = _at(given.rl, "environment_steps") == 0
         sampled = None if trained is None or dropped is None or no_rollouts else (trained + dropped) // epochs
         found[f"rl@{domain}"] = Work(
-            episodes=_at(given.rl, "episodes"), steps=_at(given.rl, "steps"), sampled_tokens=sampled, trained_tokens=trained
+            episodes=_at(given.rl, "episodes"),
+            environment_steps=_at(given.rl, "environment_steps") or None,
+            steps=_at(given.rl, "steps"),
+            sampled_tokens=sampled,
+            trained_tokens=trained,
         )
     found["evaluate"] = _evaluation_work(inputs.evaluation)
     return {stage: item for stage, item in found.items() if item != Work()}

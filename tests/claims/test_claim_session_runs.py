@@ -99,6 +99,20 @@ def test_failed_run_keeps_the_others_and_is_retried(tmp_path: Path, capsys: pyte
     assert saved(tmp_path)["start"] == {"grpo": 0.4, "rloo": 0.4}
 
 
+def test_a_task_without_its_package_is_reported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Contract: no run is started that can only fail; the experiments after it are not concerned."""
+    pytest.importorskip("gymnasium")
+    one = experiment(
+        tmp_path,
+        **{"lane": "control", "environment": "gymnasium", "budget": None, "untuned": None, "ungated": None},
+        arms={"rloo": {"task": "Nowhere-v1"}, "grpo": {"task": "Nowhere-v1", "critic": "gaussian"}},
+        claims=[{"says": "x", "arm": "rloo", "against": "grpo", "metric": "control.return_end", "margin": 1.0}],
+    )
+    runner, failed = run(tmp_path, one)
+    assert (runner.played, failed) == ([], 8)
+    assert "none of 8 runs is started: task: Gymnasium has no Nowhere-v1" in capsys.readouterr().err
+
+
 def test_killed_session_repeats_no_stored_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Contract: killed before or after any write, a session resumes gate, tuning and seeds, repeats no stored run and ends with
     the same result."""

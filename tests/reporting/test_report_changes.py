@@ -12,9 +12,9 @@ from stages.params import Params
 from stages.reporting import keep as keeping
 from stages.reporting.changes import code_changes, parameter_changes, success_changes
 from stages.reporting.inputs import load_inputs
-from stages.reporting.kept import FILE, Run, append, newest, read_kept
+from stages.reporting.kept import FILE, Measured, Run, append, newest, read_kept
 from stages.reporting.sections.changes import changes_section
-from stages.reporting.sections.cost import cost_section
+from stages.reporting.sections.cost import cost_section, model_table, stages_of
 from stages.reporting.sections.speed import speed_section
 from stages.reporting.this_run import this_run
 
@@ -134,6 +134,26 @@ def test_keep_adds_a_line_once(root: Path, full_run: tuple[Path, Params], monkey
     text = cost_section(inputs).blocks[-1].text
     assert "Time and memory of this run" in text
     assert "(restored from DVC's cache): curate@textworld" in text
+
+
+def test_a_model_costs_what_the_stages_before_it_took(full_run: tuple[Path, Params]) -> None:
+    assert stages_of("base+few_shot", ["a", "b"]) == []
+    assert stages_of("sft+search", ["a", "b"]) == ["curate@a", "curate@b", "sft"]
+    assert stages_of("sft+q", ["a"]) == ["curate@a", "sft", "rollout@a", "annotate@a"]
+    assert stages_of("rl@b", ["a", "b"]) == ["curate@a", "curate@b", "sft", "rollout@b", "annotate@b", "rl@b"]
+    assert stages_of("merged_linear", ["a"]) == ["curate@a", "sft", "rollout@a", "annotate@a", "rl@a", "merge"]
+    inputs = load_inputs(*full_run)
+    now = this_run(inputs)
+    measured = {
+        stage: Measured(seconds=60.0, cpu_seconds=60.0, peak_bytes=1, peak_gpu_bytes=0, machine="m", runs=1)
+        for stage in stages_of("merged", inputs.params.domains)
+    }
+    table = model_table(now, measured, inputs.params.domains)
+    rows = {row[0]: row[1:] for row in table.rows}
+    assert rows["base"][1:] == ["–"] * 5
+    assert (rows["sft"][-1], rows["rl@search"][-1], rows["merged"][-1]) == ("3 min 00 s", "6 min 00 s", "10 min 00 s")
+    sampled = [now.work[stage].sampled_tokens or 0 for stage in ("rollout@search", "rl@search")]
+    assert rows["rl@search"][table.header.index("tokens sampled") - 1] == f"{sum(sampled):,}"
 
 
 def test_outdated_run_is_not_kept(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from stages.reporting.blocks import Section, Table, Text, number
 from stages.reporting.inputs import Inputs
 from stages.reporting.kept import Measured, Run, Work, newest
+from stages.reporting.results import model_order
 from stages.reporting.sections.changes import name_of
 from stages.reporting.this_run import this_run
 from stages.runtime.speed import duration, in_order, memory
@@ -15,10 +18,15 @@ INTRO = (
 )
 COUNTS = (
     ("episodes", "episodes"),
+    ("environment_steps", "environment steps"),
     ("steps", "steps"),
     ("sampled_tokens", "tokens sampled"),
     ("trained_tokens", "tokens trained on"),
 )
+SPECIALIST = ("rollout", "annotate", "rl")
+"""The stages of a specialist after sft."""
+LEARNT_BY = {"q": ("rollout", "annotate"), "value": SPECIALIST, "reward": SPECIALIST}
+"""How a model's actions are chosen (`sft+q`) -> the stages that learn to choose."""
 
 
 def _total(items: list[Work], name: str) -> int | None:
@@ -43,13 +51,42 @@ def cost_table(now: Run, measured: dict[str, Measured]) -> Table:
     return Table("By stage", header, [*rows, total])
 
 
+def stages_of(model: str, domains: Sequence[str]) -> list[str]:
+    """The stages that a model comes from, the search trees of specialists included, in order."""
+    plain, _, way = model.partition("+")
+    specialists = plain.startswith("merged") or "@" in plain
+    kinds = SPECIALIST if specialists else LEARNT_BY.get(way, ())
+    own = [plain.partition("@")[2]] if "@" in plain else domains
+    found = [] if plain == "base" and not kinds else [*(f"curate@{domain}" for domain in domains), "sft"]
+    found += [f"{kind}@{domain}" for kind in kinds for domain in own]
+    return [*found, "merge"] if plain.startswith("merged") else found
+
+
+def model_table(now: Run, measured: dict[str, Measured], domains: Sequence[str]) -> Table:
+    """What each evaluated model took: the sums over the stages that it comes from, beside its mean success."""
+    rows = []
+    for model in model_order(list(now.success), domains):
+        shares = [now.success[model][domain].mean for domain in domains if domain in now.success[model]]
+        stages = stages_of(model, domains)
+        work = [now.work[stage] for stage in stages if stage in now.work]
+        row = [model, f"{100 * sum(shares) / len(shares):.1f} %" if shares else "–"]
+        row += [number(_total(work, name)) for name, _ in COUNTS if name != "steps"]
+        if measured:
+            known = stages and all(stage in measured for stage in stages)
+            row.append(duration(sum(measured[stage].seconds for stage in stages)) if known else "–")
+        rows.append(row)
+    counts = [label for name, label in COUNTS if name != "steps"]
+    header = ("model", "success, mean of domains", *counts, *(("time of its stages",) if measured else ()))
+    return Table("By model, from the base model on", header, rows)
+
+
 def cost_section(inputs: Inputs) -> Section:
     section = Section("cost", "Cost", INTRO)
     now = this_run(inputs)
     own = newest(now, inputs.kept, identical=True)
     found = own or newest(now, inputs.kept, identical=False)
     measured = dict(found[1].measured) if found else {}
-    section.blocks.append(cost_table(now, measured))
+    section.blocks += [cost_table(now, measured), model_table(now, measured, inputs.params.domains)]
     if found and measured:
         machines = "; ".join(sorted({item.machine for item in measured.values()}))
         text = (

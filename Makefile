@@ -82,10 +82,10 @@ endif
 
 # Four at a time even on two cores, since tests often wait for servers and processes to start. Tests of one file share fixtures;
 # the longest files (marker `long`) start first.
-AT_ONCE := -n 3 --dist loadfile --no-loadscope-reorder
+AT_ONCE := -n 4 --dist loadfile --no-loadscope-reorder
 
 test: install
-	@echo "test: pytest, three at a time"
+	@echo "test: pytest, four at a time"
 	python -m pytest -q $(AT_ONCE) --junitxml=.bellwether/tests.xml
 
 # Including tests of entire pipelines that take too long for `make test`.

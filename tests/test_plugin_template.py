@@ -95,7 +95,7 @@ def test_template_imports_only_stable_names() -> None:
         pytest.param(
             "rank_pg", 'slug="rank_pg"', 'slug="rank"', "algorithms", "rank_pg", "its slug is 'rank'", marks=pytest.mark.slow
         ),
-        ("largest", ".gather(0, kept)[0]", "", "merging", "largest", "shape"),
+        pytest.param("largest", ".gather(0, kept)[0]", "", "merging", "largest", "shape", marks=pytest.mark.slow),
         ("largest", "    Settings = LargestSettings\n", "", "merging", "largest", "it lacks Settings"),
     ],
 )
@@ -133,7 +133,14 @@ def test_stages_report_file_and_line_of_a_wrong_result(package: Path) -> None:
     assert "maze.py:" in done.stdout
 
 
-@pytest.mark.parametrize(("part", "group"), [("environments", "domains"), ("algorithms", "algorithms"), ("merging", "mergers")])
+@pytest.mark.parametrize(
+    ("part", "group"),
+    [
+        ("environments", "domains"),
+        pytest.param("algorithms", "algorithms", marks=pytest.mark.slow),
+        ("merging", "mergers"),
+    ],
+)
 def test_unknown_name_error_says_how_to_install_a_plugin(installed: Path, part: str, group: str) -> None:
     done = run_check(installed, part, "nothing_of_the_kind")
     assert done.returncode == 2

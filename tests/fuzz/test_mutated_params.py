@@ -28,6 +28,7 @@ def test_no_mutated_file_is_lost_in_5000_cases() -> None:
     assert counted("params", 5000, seed=1).lost == []
 
 
+@pytest.mark.slow
 def test_command_refuses_invalid_files_without_traceback(tmp_path: Path) -> None:
     """The suite runs in its own process; the command behaves alike: exit code 2 and a message on standard error."""
     text = params.shipped()[0]

@@ -10,7 +10,8 @@ from checkout import Checkout
 pytestmark = [pytest.mark.timeout(900), pytest.mark.long(13)]
 
 
-@pytest.mark.parametrize("stage", [pytest.param("sft", marks=pytest.mark.slow), "rl@search"])
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["sft", "rl@search"])
 def test_resume_after_kill_writes_same_bytes(done: Checkout, stage: str) -> None:
     """kill -9 while the stage trains, with one worker where the undisturbed run had two."""
     lock = done.lock

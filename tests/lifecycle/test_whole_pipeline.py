@@ -160,7 +160,9 @@ def test_removed_domain_leaves_no_trace_and_is_restored_when_listed_again(done: 
     ("edit", "message"),
     [
         ({"merge": {"metod": "ties"}}, r"unknown key 'merge\.metod'\. Did you mean 'method'\?"),
-        ({"evalute": {"attempts": 3}}, r"unknown key 'evalute'\. Did you mean 'evaluate'\?"),
+        pytest.param(
+            *({"evalute": {"attempts": 3}}, r"unknown key 'evalute'\. Did you mean 'evaluate'\?"), marks=pytest.mark.slow
+        ),
     ],
 )
 def test_invalid_parameter_stops_the_run_and_is_named(done: Checkout, edit: dict, message: str) -> None:

@@ -216,7 +216,11 @@ def test_trend_has_the_rollouts_and_the_steps_of_rl_alone() -> None:
     assert trend(found[:1], "search", {"loop": "Loop"}) == []
 
 
-def test_chapter_links_shares_to_episodes_and_shows_own_patterns(full_run: Any, tmp_path: Path) -> None:
+def test_chapter_links_shares_to_episodes_and_shows_own_patterns(
+    full_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stages.report.SUMMARY", [])  # drawing the other chapters takes long
+    monkeypatch.setattr("stages.report.DETAILS", [])
     root, given = full_run
     values = {
         **given.model_dump(mode="json", exclude_unset=True),

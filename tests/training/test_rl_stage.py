@@ -34,7 +34,7 @@ def with_lora(make_context, rank: int = 8, **model: Any) -> dict[str, Any]:
     return {"model": {"path": path, "max_length": 128, "lora": {"rank": rank}, **model}}
 
 
-@pytest.mark.parametrize("algorithm", ["reinforce", "rloo", "grpo", "ppo"])
+@pytest.mark.parametrize("algorithm", slow_except(("reinforce", "rloo", "grpo", "ppo"), "grpo", "ppo"))
 def test_every_algorithm_learns(make_context, algorithm: str):
     chosen = PPO if algorithm == "ppo" else {"algorithm": algorithm}
     context = make_context("rl", rl={**RL, **chosen, "steps": 10, "learning_rate": 0.03})

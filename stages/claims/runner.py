@@ -132,9 +132,16 @@ class ExperimentRunner:
     commit: str
     threads: int = 1
     workers: int = 1
-    """Processes that share the making of a start, for which runs wait; a run is one process."""
+    """Processes that share the making of a start, if all runs wait for it; a run is one process."""
     program: str = "rl"
+    _locks: dict[Path, threading.Lock] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held while a lock of a folder is looked up."""
+
+    def _alone_in(self, folder: Path) -> threading.Lock:
+        """What a thread holds while it makes this folder, for which the others wait."""
+        with self._lock:
+            return self._locks.setdefault(folder, threading.Lock())
 
     @property
     def code(self) -> str:
@@ -175,7 +182,7 @@ class ExperimentRunner:
             shutil.rmtree(workspace.folder / ".dvc")
 
         workspace = EvaluationWorkspace(self.folder / f"start-{'+'.join(domains)}-{digest(start_values(values))}")
-        with self._lock:
+        with self._alone_in(workspace.folder):
             workspace.create(prepare)
         return workspace
 
@@ -184,7 +191,7 @@ class ExperimentRunner:
         start, domain = self.start(values), values["domains"][0]
         evaluate = {**values["evaluate"], "models": ["sft"]}
         found = start.folder.with_name(f"{start.folder.name}-{digest(evaluate)}.json")
-        with self._lock:
+        with self._alone_in(found):
             if not found.exists():
                 workspace = EvaluationWorkspace(found.with_suffix(""))
                 workspace.create(lambda new: new.copy_of(start))
@@ -203,12 +210,12 @@ class ExperimentRunner:
         """The workspace that all runs of a program of MODULES share."""
         if self.program in PROBLEMS:
             workspace = EvaluationWorkspace(self.folder / "control")
-            with self._lock:
+            with self._alone_in(workspace.folder):
                 workspace.create(self._check_out)
             return workspace
         workspace = self.start(common)
         if self.program == "designs":  # on all cores, before the first search reads it
-            with self._lock:
+            with self._alone_in(workspace.folder):
                 workspace.write_settings(common, "table.yaml")
                 workers = available_cores() if common["resources"]["device"] == "cpu" else 1
                 command = ["-m", MODULES[self.program], "--table", "--settings", "table.yaml", "--workers", str(workers)]
@@ -227,7 +234,7 @@ class ExperimentRunner:
         Raises RunFailedError."""
         workspace = self._shared_workspace(common)
         if model := (values.get("decision") or {}).get("model"):  # of an adviser in lane control
-            with self._lock:
+            with self._alone_in(workspace.folder):
                 self._link_model(workspace, model)
         settings, result = f"{name}.yaml", f"{name}.result.json"
         workspace.write_settings(values, settings)

@@ -9,14 +9,15 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from stages.claims.arms import common_values, run_values
+from stages.claims.arms import common_values, run_values, start_values
 from stages.claims.checks import unplayable
 from stages.claims.code import MODULES
 from stages.claims.cost import cost_of
-from stages.claims.experiment import Experiment, peers
+from stages.claims.experiment import Experiment, digest, peers
 from stages.claims.gates import judge_gate
 from stages.claims.judging import is_open, looks_of, write
 from stages.claims.plan import Outcome, Run, metrics_of, planned_runs
@@ -176,7 +177,7 @@ class Session:
         if missing:
             self.say(f"{len(missing)} runs to do, {self.jobs} at a time")
         left = len(missing)
-        for run, outcome in outcomes(list(reversed(missing.values())), self.play, self.jobs):
+        for run, outcome in outcomes(self._in_turn(list(reversed(missing.values()))), self.play, self.jobs):
             left -= 1
             if isinstance(outcome, Exception):
                 self.failed += 1
@@ -190,6 +191,17 @@ class Session:
         if self.results.reuse([self.results], runs):
             self.save()
         return not self.failed
+
+    def _in_turn(self, runs: list[Run]) -> list[Run]:
+        """One run of each start after the other, so that runs side by side make their starts at the same time, each with one
+        process. A start that all runs share is made with one process per job."""
+        if self.experiment.program in MODULES:
+            return runs
+        groups: dict[str, list[Run]] = {}
+        for run in runs:
+            groups.setdefault(digest(start_values(run.values)), []).append(run)
+        self.runner.workers = self.jobs if len(groups) == 1 else 1
+        return [run for turn in zip_longest(*groups.values()) for run in turn if run is not None]
 
     def _name(self, run: Run) -> str:
         """Of the run's workspace: two experiments' equal runs are one."""

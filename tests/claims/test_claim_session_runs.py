@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 from fake_runner import GATE, PARAMS, SPEC, TUNE, FakeRunner, experiment, run, saved
+from rloo_experiment import CHOICE
 
 from stages.claims import session as sessions
 from stages.claims.cost import cost_of
+from stages.claims.experiment import Experiment
+from stages.claims.plan import planned_runs
 from stages.claims.results import Results, result_path
 from stages.claims.session import Session
 
@@ -76,6 +79,22 @@ def test_arm_without_training_is_run_once(tmp_path: Path) -> None:
     runner, _ = run(tmp_path, experiment(tmp_path, arms=arms))
     assert Counter(name.split("/")[0] for name in runner.played) == {"rloo": 4, "sft": 1}
     assert saved(tmp_path)["claims"][0]["verdict"] == "reproduced"
+
+
+@pytest.mark.parametrize(
+    ("spec", "workers", "first"),
+    [(CHOICE, 1, ["plain/0", "plain/1", "plain/2"]), (SPEC, 2, ["rloo/0", "grpo/0", "rloo/1"])],
+    ids=["a start per seed", "one start"],
+)
+def test_starts_are_taken_in_turn(tmp_path: Path, spec: dict[str, Any], workers: int, first: list[str]) -> None:
+    """Contract: runs side by side do not wait for one start, unless it is that of all runs, which gets all processes."""
+    one = Experiment.model_validate(spec)
+    session = Session(tmp_path, "rloo", one, PARAMS, FakeRunner(tmp_path, one.program), jobs=2)
+    runs = planned_runs(one, PARAMS, seeds=range(4))
+    turn = [run.name for run in session._in_turn(runs)]
+    assert turn[:3] == first
+    assert sorted(turn) == sorted(run.name for run in runs)
+    assert session.runner.workers == workers
 
 
 def test_a_gallery_runs_each_arm_itself(tmp_path: Path) -> None:

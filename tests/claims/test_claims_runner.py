@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -145,3 +147,23 @@ def test_a_run_of_lane_control_finds_its_advisers_model(tmp_path: Path, monkeypa
     monkeypatch.setattr(EvaluationWorkspace, "python", play)
     advised = {"decision": {"kind": "model", "model": "data/pretrained/m"}}
     assert runner.measure("run", advised, {}, ["control.return"]).metrics == {"control.return": 2.0}
+
+
+def test_different_starts_are_made_side_by_side_and_equal_ones_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    both = threading.Barrier(2, timeout=60)
+
+    def create(workspace: EvaluationWorkspace, fill: Any) -> None:
+        if not workspace.folder.exists():
+            both.wait()
+            made.append(workspace.folder.name)
+            workspace.folder.mkdir(parents=True)
+
+    monkeypatch.setattr(EvaluationWorkspace, "create", create)
+    monkeypatch.setattr(ExperimentRunner, "folder", tmp_path / "runs")
+    runner = ExperimentRunner(tmp_path, "c" * 40)
+    values = [{"domains": ["search"], "resources": {}, "per_domain": {"search": {}}, "seed": seed} for seed in (0, 1, 0, 1)]
+    with ThreadPoolExecutor(4) as pool:
+        starts = [workspace.folder for workspace in pool.map(runner.start, values)]
+    assert starts[:2] == starts[2:]
+    assert sorted(made) == sorted(folder.name for folder in set(starts))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from stages.annotation.derived import value_head, value_range
 from stages.annotation.settings import Annotate
 from stages.engine.attention import use_attention
-from stages.records.episode import read_episodes
+from stages.records.episode import read_episodes, read_rows
 from stages.runtime.spans import span
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from stages.values.fitting import Example, FitReport, TaskSplit
     from stages.values.progress import ProgressEstimator
     from stages.values.q_model import PreferenceQ, RegressionQ
-    from stages.values.step_value import StepValueModel
+    from stages.values.step_value import StepValueModel, ValuePath
 
 
 @contextmanager
@@ -49,9 +49,10 @@ def _fit_metrics(fitted: FitReport, train: Sequence[Example], held_out: Sequence
 def fit_value_model(
     context: StageContext, policy: Policy, rows: Sequence[Mapping[str, Any]], params: Annotate, seed: int
 ) -> tuple[StepValueModel, TaskSplit, dict[str, Any]]:
-    """The step-value model fitted on the training tasks' trees, the split into training and held-out tasks, and the report with
-    the calibration on the latter."""
+    """The step-value model fitted on the training tasks' trees and rollouts, the split of the trees' tasks into training and
+    held-out ones, and the report with the calibration on the trees of the latter."""
     from stages.annotation.calibration import calibration
+    from stages.annotation.leaf_values import episode_paths
     from stages.annotation.paths import mean_value, value_paths
     from stages.values.fitting import TaskSplit
     from stages.values.step_value import StepValueModel, fit, predict
@@ -60,16 +61,27 @@ def fit_value_model(
     paths = value_paths(rows, params)
     split = TaskSplit.of((path.task_id for path in paths), params.value_model.valid_share, seed)
     train, held_out = split.parts(paths)
+    played: list[ValuePath] = []
+    if params.value_model.rollouts and params.labels.q == "rollout":
+        episodes = episode_paths(read_rows(context.data / "rollouts" / str(context.domain) / "episodes.parquet"), params)
+        played = split.with_tasks(path.task_id for path in episodes).parts(episodes)[0]
     backbone = copy.deepcopy(policy.model.base_model).float()
     use_attention(backbone, "sdpa")  # a third faster than the engine's; the saved model loads with it, too
     model = StepValueModel(backbone, value_head(params))
     model.to(context.params.resources.device)
     baseline = mean_value(train)
-    tokens = params.value_model.epochs * sum(len(path.token_ids) for path in train)
+    epochs = params.value_model.epochs if params.value_model.trains == "all" else 1.0
+    tokens = epochs * sum(len(path.token_ids) for path in (*train, *played))
     with fitting(context, "values", "value_model", tokens) as on_step:
-        fitted = fit(model, train, params.value_model, seed, micro, on_step)
+        fitted = fit(model, [*train, *played], params.value_model, seed, micro, on_step)
     metrics = {
-        "train": {"tasks": len({path.task_id for path in train}), "paths": len(train), "mean_value": baseline},
+        "train": {
+            "tasks": len({path.task_id for path in train}),
+            "paths": len(train),
+            "mean_value": baseline,
+            "rollouts": len(played),
+        },
+        "l2": fitted.l2,
         "steps": fitted.steps,
         "tokens": fitted.tokens,
         "loss_first": fitted.history[0],

@@ -97,8 +97,6 @@ class LeafEvaluation(Section):
     backbone: Literal["policy", "own"] = "policy"
     """Backbone of the value model: the policy, whose hidden states the engine computes anyway, or a fine-tuned copy with its own
     forward passes."""
-    head_learning_rate: Positive = 0.01
-    """backbone policy: learning rate of the head, the only part that is trained."""
     lookahead: Annotated[int, Field(ge=0, le=16)] = 0
     """value_model: greedy turns beyond the leaf; V <- V/2 + (largest V among them)/2."""
     model_rollouts: StateModel | None = None
@@ -124,7 +122,6 @@ class LeafEvaluation(Section):
             "value_share": (self.kind == "mixed", "kind: mixed"),
             "model_rollouts": (self.kind != "value_model", "kind: rollout or mixed"),
             "backbone": (uses_model, model_kinds),
-            "head_learning_rate": (uses_model and self.backbone == "policy", f"{model_kinds}, with backbone: policy"),
             "critic_share": (self.critic != "none", "critic: prior or value"),
         }
         refuse_idle(self, "evaluation.", needs)
@@ -269,6 +266,15 @@ class Annotate(Section):
             raise ValueError(
                 f"pairs.min_margin ({self.pairs.min_margin}) is larger than any difference of labels.q '{self.labels.q}', "
                 f"which is in [{lowest:g}, {highest:g}]"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _starts(self) -> Annotate:
+        if self.q_model.init == "value_model" and self.value_model.trains == "head":
+            raise ValueError(
+                "q_model.init: value_model starts from the step-value model's backbone, which value_model.trains: head leaves as "
+                "the SFT policy's: set value_model.trains to all, or init to sft"
             )
         return self
 

@@ -40,6 +40,8 @@ class FitReport:
     history: list[float] = field(default_factory=list)
     clamped: float = 0.0
     """Fraction of targets outside the head's support."""
+    l2: float | None = None
+    """Weight of the squared weights, of a head alone (stages/values/head_fitting.py)."""
 
 
 @dataclass(frozen=True)

@@ -173,8 +173,19 @@ class ValueModel(Fitting):
     valid_share: ValidShare = 0.15
     """Fraction of the tasks held out for the evaluation of this model, the Q-model and the progress estimator."""
     head: HeadParams = HeadParams()
-    trains: Literal["all", "head"] = "all"
-    """head: the backbone keeps the SFT policy's weights, which spares a large model the optimiser's copies of them."""
+    trains: Literal["head", "all"] = "head"
+    """head: the backbone keeps the SFT policy's weights, and the head is solved for (stages/values/head_fitting.py), which costs
+    one forward pass and with few tasks predicts others better; all: AdamW trains both."""
+    l2: Positive | None = None
+    """trains head: weight of the squared weights of the head; null: chosen by cross-validation over tasks."""
+    rollouts: bool = True
+    """Learn from the episodes of rollout, too, whose returns sample the same values; with labels.q rollout."""
+
+    @model_validator(mode="after")
+    def _counts(self) -> ValueModel:
+        whole = dict.fromkeys(Fitting.model_fields, (self.trains == "all", "trains: all"))
+        refuse_idle(self, "value_model.", whole | {"l2": (self.trains == "head", "trains: head")})
+        return self
 
 
 class QEnsemble(Section):

@@ -22,6 +22,7 @@ from stages.seeding import seed_torch
 from stages.values import fitting
 from stages.values.contract import ValueHead
 from stages.values.fitting import FitReport, token_batches
+from stages.values.head_fitting import States, fit_head
 from stages.values.heads import make_head
 from stages.values.settings import HeadParams, ValueModel
 
@@ -150,6 +151,20 @@ def _collate(paths: Sequence[ValuePath]) -> _Batch:
     return _Batch(token_ids, torch.tensor([len(path.token_ids) for path in paths]), boundaries, targets, weights)
 
 
+@torch.no_grad()
+def read_states(model: StepValueModel, paths: Sequence[ValuePath], micro_tokens: int) -> States:
+    """The backbone's states at all boundaries of `paths`, with their targets and rollouts."""
+    device = next(model.parameters()).device
+    parts, tasks = [], []
+    for run in token_batches(sorted(paths, key=lambda path: len(path.token_ids)), micro_tokens):
+        item = _collate(run)
+        hidden = model.hidden(item.token_ids.to(device), item.boundaries.to(device))
+        real = (item.boundaries >= 0).to(device)
+        parts.append((hidden[real], item.targets.to(device)[real], item.weights.to(device)[real]))
+        tasks += [path.task_id for path in run for _ in path.boundaries]
+    return States(*(torch.cat(column) for column in zip(*parts, strict=True)), tasks)  # type: ignore[call-arg]
+
+
 def fit(
     model: StepValueModel,
     paths: Sequence[ValuePath],
@@ -158,29 +173,31 @@ def fit(
     micro_tokens: int,
     on_step: Callable[[int, int, float], None] | None = None,
 ) -> FitReport:
-    """Initialise to the best constant prediction and train in place with the head's loss, weighted by rollouts; the backbone too,
-    unless `params.trains` is head."""
+    """Initialise to the best constant prediction and fit in place with the head's loss, weighted by rollouts: the head alone, or
+    the backbone too, as `params.trains` says. Raises ValueError without paths."""
+    if not paths:
+        raise ValueError("there are no examples to fit to")
     seed_torch(seed, "value_model")
     device = next(model.parameters()).device
     shares = [total / count for path in paths for total, count in zip(path.returns, path.rollouts, strict=True)]
     counts = [count for path in paths for count in path.rollouts]
     model.start_at(torch.tensor(shares, device=device), torch.tensor(counts, device=device))
-    model.train()
-    held = [parameter for parameter in model.backbone.parameters() if parameter.requires_grad] if params.trains == "head" else []
+    if params.trains == "head":
+        model.eval()
+        report = fit_head(model.output, model.head, read_states(model, paths, micro_tokens), params.l2, seed)
+        report.tokens = sum(len(path.token_ids) for path in paths)
+        if on_step:
+            on_step(0, report.tokens, report.history[-1])
+    else:
+        model.train()
 
-    def loss(run: Sequence[ValuePath]) -> Tensor:
-        item = _collate(run)
-        logits = model.logits(item.token_ids.to(device), item.boundaries.to(device))
-        return (model.head.loss(logits, item.targets.to(device)) * item.weights.to(device)).sum()
+        def loss(run: Sequence[ValuePath]) -> Tensor:
+            item = _collate(run)
+            logits = model.logits(item.token_ids.to(device), item.boundaries.to(device))
+            return (model.head.loss(logits, item.targets.to(device)) * item.weights.to(device)).sum()
 
-    key = (seed, "value_epoch")
-    for parameter in held:
-        parameter.requires_grad_(False)
-    try:
+        key = (seed, "value_epoch")
         report = fitting.fit(model, paths, loss, lambda path: sum(path.rollouts), params, micro_tokens, *key, on_step=on_step)
-    finally:
-        for parameter in held:
-            parameter.requires_grad_(True)
     report.clamped = float(model.head.outside(torch.tensor(shares)).float().mean())
     model.eval()
     return report

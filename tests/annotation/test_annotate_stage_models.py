@@ -81,10 +81,11 @@ def test_all_models_hold_out_the_same_tasks(context: StageContext, monkeypatch: 
     play_episodes(context)
     for seed in range(4):
         q_model = {"kind": "regression", "init": "value_model", "epochs": 1.0}
-        more = {"iterations": 6, "q_model": q_model, "progress": {"kind": "spa", "epochs": 1.0}}
+        more = {"iterations": 6, "value_model": {"trains": "all"}, "q_model": q_model, "progress": {"kind": "spa", "epochs": 1.0}}
         values = {**VALUES, "seed": seed, "annotate": {**VALUES["annotate"], **more}}
         annotate.run(replace(context, params=parse_params(values)))
         assert seen["values"] == seen["q"] <= seen["progress"]
+        assert seen["values train"] == seen["progress train"], "rollouts of tasks without a tree are learnt from, too"
         for held_out in ("values", "q", "progress"):
             for train in ("values train", "q train", "progress train"):
                 assert not seen[held_out] & seen[train]

@@ -33,7 +33,7 @@ VALUES: dict[str, Any] = {
         "expand_k": 3,
         "sampling": {"max_tokens": 2, "top_k": 3},
         "labels": {"min_visits": 1},
-        "value_model": {"batch_tokens": 512},
+        "value_model": {"rollouts": False},
     },
     "rl": {
         "steps": 1,

@@ -85,11 +85,9 @@ def test_conflicting_settings_are_rejected(settings: dict[str, Any], message: st
         ({"virtual": "loss"}, "virtual has no effect: it needs leaves_per_tree of at least 2; set it to wu_uct"),
         ({"evaluation": {"value_share": 0.9}}, "evaluation.value_share has no effect: it needs kind: mixed"),
         ({"evaluation": {"backbone": "own"}}, "evaluation.backbone has no effect"),
-        ({"evaluation": {"head_learning_rate": 0.1}}, "evaluation.head_learning_rate has no effect"),
-        (
-            {"expansion": EAGER, "evaluation": {"kind": "mixed", "backbone": "own", "head_learning_rate": 0.1}},
-            "with backbone: policy",
-        ),
+        ({"value_model": {"epochs": 3}}, "value_model.epochs has no effect: it needs trains: all"),
+        ({"value_model": {"trains": "all", "l2": 0.1}}, "value_model.l2 has no effect: it needs trains: head"),
+        ({"q_model": {"kind": "regression", "init": "value_model"}}, "set value_model.trains to all, or init to sft"),
         ({"evaluation": {"critic_share": 0.1}}, "evaluation.critic_share has no effect: it needs critic"),
         (
             {"expansion": EAGER, "evaluation": {"kind": "value_model", "temperature": 0.7}, "labels": {"q": "tree"}},

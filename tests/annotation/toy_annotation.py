@@ -53,7 +53,7 @@ VALUES = {
         "expand_k": 3,
         "sampling": {"max_tokens": 2, "top_k": 3},
         "pairs": {"min_visits": 1},
-        "value_model": {"batch_tokens": 512},
+        "value_model": {"rollouts": False},
     },
 }
 

@@ -27,7 +27,10 @@ RL: dict[str, Any] = {
     "sampling": {"max_tokens": 3},
     "credit": {"kind": "annotated"},
 }
-TREES = {"every": 2, "annotate": {"tasks": 6, "iterations": 4, "sampling": {"max_tokens": 3}, "value_model": {"epochs": 1}}}
+TREES = {
+    "every": 2,
+    "annotate": {"tasks": 6, "iterations": 4, "sampling": {"max_tokens": 3}, "value_model": {"trains": "all", "epochs": 1}},
+}
 
 
 def make(make_context, tiny_policy, name: str, **section: Any):

@@ -75,7 +75,9 @@ class Reannotation:
         processes, found = self.models.processes, []
         if processes.index == 0:
             policy = replace(self.policy, model=self.models.player)
-            model, _, report = fit_value_model(self.context, policy, rows, self.params, seed)
+            settings = self.params.value_model.model_copy(update={"rollouts": False})  # they are of the policy before rl
+            params = self.params.model_copy(update={"value_model": settings})
+            model, _, report = fit_value_model(self.context, policy, rows, params, seed)
             found = [(model.state_dict(), report["calibration"]["explained_variance"])]
         ((weights, explained),) = processes.gather(found)
         self._replace(weights)

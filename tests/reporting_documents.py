@@ -158,7 +158,7 @@ def annotate_report(rng: random.Random) -> dict[str, Any]:
         bins.append(
             {"predicted": middle, "observed": min(1.0, max(0.0, middle + rng.gauss(0, 0.05))), "count": rng.randrange(3, 90)}
         )
-    calibration = {"ece": 0.03, "brier": 0.14, "explained_variance": 0.52, "correlation": 0.73, "bins": bins}
+    calibration = {"ece": 0.03, "brier": 0.14, "explained_variance": 0.52, "explainable": 0.8, "correlation": 0.73, "bins": bins}
     return {
         "trees": 6,
         "nodes": 198,

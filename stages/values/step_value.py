@@ -162,7 +162,8 @@ def read_states(model: StepValueModel, paths: Sequence[ValuePath], micro_tokens:
         real = (item.boundaries >= 0).to(device)
         parts.append((hidden[real], item.targets.to(device)[real], item.weights.to(device)[real]))
         tasks += [path.task_id for path in run for _ in path.boundaries]
-    return States(*(torch.cat(column) for column in zip(*parts, strict=True)), tasks)  # type: ignore[call-arg]
+    states, targets, weights = (torch.cat(column) for column in zip(*parts, strict=True))
+    return States(states, targets, weights, tasks)
 
 
 def fit(

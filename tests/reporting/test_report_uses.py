@@ -126,7 +126,8 @@ def test_gain_over_cheaper_baseline_is_not_a_significant_gain(inputs: Inputs) ->
 
 def test_q_model_initialised_from_value_model_is_a_use(inputs: Inputs) -> None:
     q_model = {"kind": "regression", "init": "value_model"}
-    assert used(with_params(inputs, annotate={"q_model": q_model}), "search") == ["Q-model initialised from the step-value model"]
+    trained = {"q_model": q_model, "value_model": {"trains": "all"}}
+    assert used(with_params(inputs, annotate=trained), "search") == ["Q-model initialised from the step-value model"]
     assert used(with_params(inputs, annotate={"q_model": {"kind": "regression"}}), "search") == []
 
 

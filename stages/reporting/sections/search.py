@@ -46,6 +46,7 @@ FACTS = (
     ("value_model.held_out_tasks", "value model: held-out trees"),
     ("value_model.calibration.brier", "value model: Brier score"),
     ("value_model.calibration.explained_variance", "value model: explained variance"),
+    ("value_model.calibration.explainable", "value model: what true values would explain"),
     ("value_model.calibration.correlation", "value model: correlation"),
     ("value_model.calibration.ece", "value model: expected calibration error"),
     ("q_model.kind", "Q-model"),

@@ -55,12 +55,14 @@ def _this_run(uses: Mapping[str, list[str]]) -> list[Block]:
 
 
 def _explained_variance(inputs: Inputs) -> str:
-    """Explained variance of this run's step-value models, which bounds their benefit; "" if there are none."""
+    """Explained variance of this run's step-value models, of what true values would explain, which bounds their benefit; "" if
+    there are none."""
     shares = []
     for domain, given in inputs.domains.items():
         calibration = ((given.annotate or {}).get("value_model") or {}).get("calibration") or {}
         if "explained_variance" in calibration:
-            shares.append(f"{domain} {100 * calibration['explained_variance']:.0f} %")
+            most = f" of {100 * calibration['explainable']:.0f} %" if "explainable" in calibration else ""
+            shares.append(f"{domain} {100 * calibration['explained_variance']:.0f} %{most}")
     return f" Variance of held-out outcomes explained by this run's step-value models: {', '.join(shares)}." if shares else ""
 
 

@@ -18,9 +18,9 @@ from stages.seeding import permutation
 from stages.values.contract import ValueHead
 from stages.values.fitting import FitReport
 
-L2 = (0.001, 0.01, 0.1, 1.0)
+L2 = (0.003, 0.03, 0.3)
 """What cross-validation chooses from."""
-FOLDS = 4
+FOLDS = 3
 ITERATIONS = 60
 
 

@@ -56,7 +56,10 @@ def run_check(package: Path, part: str, name: str) -> subprocess.CompletedProces
 
 @pytest.mark.parametrize(
     ("part", "name"),
-    [("environments", "maze"), ("algorithms", "rank_pg"), pytest.param("merging", "largest", marks=pytest.mark.slow)],
+    [
+        ("environments", "maze"),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in (("algorithms", "rank_pg"), ("merging", "largest"))),
+    ],
 )
 def test_template_passes_its_checks(installed: Path, part: str, name: str) -> None:
     done = run_check(installed, part, name)

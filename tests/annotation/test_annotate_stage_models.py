@@ -79,7 +79,7 @@ def test_all_models_hold_out_the_same_tasks(context: StageContext, monkeypatch: 
     record_tasks(progress, "fit_progress", 1, "progress train")
     record_tasks(progress, "evaluate", 1, "progress")
     play_episodes(context)
-    for seed in range(4):
+    for seed in range(2):
         q_model = {"kind": "regression", "init": "value_model", "epochs": 1.0}
         more = {"iterations": 6, "value_model": {"trains": "all"}, "q_model": q_model, "progress": {"kind": "spa", "epochs": 1.0}}
         values = {**VALUES, "seed": seed, "annotate": {**VALUES["annotate"], **more}}

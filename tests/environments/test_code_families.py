@@ -91,6 +91,7 @@ def test_equivalent_families_share_a_split(one: str, other: str) -> None:
     assert families()[one].split == families()[other].split
 
 
+@pytest.mark.slow
 def test_recipes_mix_levels_and_keep_split_proportions() -> None:
     domain = CodeDomain()
     records = list(domain.recipes(520, 7))

@@ -226,6 +226,7 @@ def test_settings_show_commands_and_reward_progress(domain, folder, tasks):
     assert environment.step("look").reward == 0.0
 
 
+@pytest.mark.slow
 def test_rebuild_writes_same_bytes_and_only_games(domain, records, tasks, folder, tmp_path):
     """Contract: no date, path or process influences a compiled game."""
     counts: list[int] = []

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from served import until
 
 from stages.tracking.server import create_database
@@ -32,6 +33,7 @@ def status(database: Path) -> str | None:
     return found[0] if found else None
 
 
+@pytest.mark.slow
 def test_cancelled_stage_is_marked_killed_in_mlflow(tmp_path: Path) -> None:
     create_database(tmp_path / "mlflow.db", tmp_path / "artifacts")
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("MLFLOW_", "BELLWETHER_", "DVC_"))}

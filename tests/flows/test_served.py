@@ -142,6 +142,7 @@ def test_mlflow_and_report_servers_accept_only_local_host_names(served: Served) 
     assert request(served.report_port, "GET", "/../params.yaml").status_code == 404
 
 
+@pytest.mark.slow
 def test_prefect_cli_works_with_the_documented_password_settings(served: Served) -> None:
     """Contract: the line in docs/prefect.md is what `prefect` needs; without the password the server returns 401."""
     prefect = f"PREFECT_HOME=$PWD/.prefect PREFECT_API_URL=http://127.0.0.1:{served.port}/api"
@@ -155,6 +156,7 @@ def test_prefect_cli_works_with_the_documented_password_settings(served: Served)
     assert "401" in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_flow_from_a_terminal_repeats_no_stage(served: Served) -> None:
     environment = {**served.environment, "PREFECT_API_URL": f"http://127.0.0.1:{served.port}/api"}
     command = [sys.executable, "-m", "flows.lifecycle", "--until", "join"]

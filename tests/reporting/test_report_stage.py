@@ -217,10 +217,10 @@ def test_model_evaluated_on_some_panels_is_shown_for_those(full_run, tmp_path):
     assert "Not evaluated: sft+q on textworld." in page
     rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", page, re.DOTALL)]
     model_rows = [row for row in rows if "sft+q" in row]
-    # One row in each table: results, numbers, comparisons, hashes.
+    # One row in each table: results, numbers, comparisons, costs, hashes.
     compared = [row for row in model_rows if "+31.4" in row]
     assert [row[:5] for row in compared] == [
         ["sft+q", "62.0\N{NO-BREAK SPACE}%", "55.3 to 68.7", "sft", "+31.4"],
         ["sft+q", "sft", "+31.4", "+20.0 to +40.0", "0.001"],
     ]
-    assert len(model_rows) == 4
+    assert len(model_rows) == 5

@@ -38,6 +38,7 @@ def mamba(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_recurrent_policy_learns_and_resumes_to_the_same_bytes(make_context, mamba: Path) -> None:
     """Contract: sampled log-probabilities are training's, the policy learns, and a killed run ends in the same bytes."""
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stages.evaluation.statistics import Comparison, StatisticsError, compare
+from stages.params import parse_params
 from stages.reporting.blocks import scalars
 from stages.reporting.kept import Run, Success
 from stages.reporting.results import model_order
@@ -33,11 +34,20 @@ class SuccessChange:
 
 
 def parameter_changes(before: Run, now: Run) -> list[tuple[str, str, str]]:
-    """(dotted key, value before, value now) of every parameter that differs, in the order of params.yaml. Null equals absent."""
+    """(dotted key, value before, value now) of every parameter that differs, in the order of params.yaml. Null equals absent, and
+    so does the default of a parameter that one of the runs does not know. Domains that neither run has are left out."""
     old, new = dict(scalars(before.params)), dict(scalars(now.params))
-    keys = [*new, *(key for key in old if key not in new)]
-    values = [(key, old.get(key, ABSENT), new.get(key, ABSENT)) for key in keys]
-    return [(key, then, today) for key, then, today in values if then != today]
+    sections: dict[str, dict[str, Any]] = {name: {} for name in now.params["domains"]}
+    usual = dict(scalars(parse_params({"domains": list(sections), "per_domain": sections}).model_dump(mode="json")))
+    domains = {*sections, *before.params["domains"]}
+    found = []
+    for key in [*new, *(key for key in old if key not in new)]:
+        then, today = old.get(key, ABSENT), new.get(key, ABSENT)
+        unknown_to_one = ABSENT in (then, today) and usual.get(key) in (then, today)
+        of_others = key.startswith("per_domain.") and key.split(".")[1] not in domains
+        if then != today and not unknown_to_one and not of_others:
+            found.append((key, then, today))
+    return found
 
 
 def code_changes(before: Run, now: Run) -> list[tuple[str, str]]:

@@ -50,6 +50,8 @@ def test_changed_parameters_and_code_are_listed() -> None:
     )
     assert parameter_changes(before, now) == [("rl.steps", "20", "40"), ("rl.epochs", "–", "2")]
     assert parameter_changes(now, before) == [("rl.steps", "40", "20"), ("rl.epochs", "2", "–")]
+    newer = make([1, 1], params={**before.params, "rl": {"steps": 20, "epochs": 1, "group_size": 9}})
+    assert parameter_changes(before, newer) == [("rl.group_size", "–", "9")], "a new parameter at its default changes nothing"
     assert code_changes(before, now) == [("stages/agent", "removed"), ("stages/new", "new"), ("stages/rl.py", "changed")]
 
 

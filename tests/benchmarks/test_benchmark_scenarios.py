@@ -166,6 +166,7 @@ def test_annotation_parts_sum_to_the_total(options: Options):
     assert sum(row[part] for part in mcts.PARTS) == pytest.approx(row["seconds"], rel=0.01)
 
 
+@pytest.mark.slow
 def test_our_rl_iteration(options: Options, tasks: search_domain.SearchTasks):
     """Contract: two processes do the work of one."""
     sides = [apart(partial(rl_iteration.ours, options, tasks), Layout(count, 1)) for count in (1, 2)]

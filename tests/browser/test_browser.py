@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from screenshots.chromium import PHONE, Browser
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,6 +38,7 @@ def test_browser_reports_errors_and_sets_size_and_colour_scheme(browser: Browser
     assert browser.run("return matchMedia('(prefers-color-scheme: dark)').matches")
 
 
+@pytest.mark.slow
 def test_summary_names_the_tests_skipped_without_a_browser(tmp_path: Path) -> None:
     """Contract: `make test` without Chromium passes, names the skipped tests and says how to install it."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/browser", "-k", "test_browser_reports"]

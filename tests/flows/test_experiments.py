@@ -111,6 +111,7 @@ def test_parallel_experiments_give_table_and_figure(checkout: Path) -> None:
     assert (checkout / "reports/comparisons/two.svg").read_text().startswith("<svg")
 
 
+@pytest.mark.slow
 def test_failed_experiment_error_quotes_the_stage(checkout: Path) -> None:
     from flows.experiments import run_experiment
 

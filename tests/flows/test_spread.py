@@ -52,6 +52,7 @@ def test_each_seed_runs_everything_on_the_same_panels(checkout: Path) -> None:
     assert plan_runs(Spread(seeds=[3, 4], panel_seed=9, jobs=1), checkout) == plan, "equal settings are the same experiments"
 
 
+@pytest.mark.slow
 def test_the_settings_are_those_of_params_yaml() -> None:
     check_overrides(ROOT, ["seed=4", "curate.test=400", "curate.seeds.test=1"])
     with pytest.raises(ValidationError):

@@ -68,6 +68,7 @@ def test_closed_stdout_ends_a_stage_as_killed(tmp_path: Path, together: bool) ->
     assert (tmp_path / "status").read_text() == "KILLED", "MLflow shows the run as killed"
 
 
+@pytest.mark.slow
 def test_command_started_without_stdout_succeeds() -> None:
     line = f"{sys.executable} -m stages.params >&-"
     done = subprocess.run(["bash", "-c", line], cwd=ROOT, capture_output=True, text=True, check=False)

@@ -84,6 +84,7 @@ def backbone(tiny_policy):
     return load_policy(tiny_policy, attention="sdpa").model.base_model
 
 
+@pytest.mark.slow
 def test_turn_critic_learns_the_spread_of_rewards(backbone) -> None:
     """One action whose reward is 0 or 1 with equal probability: Q settles at the mean 0.5, and the spread, with the whole square
     and no clipping, at the standard deviation 0.5; with the half square at 0.354."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from checkout import Checkout
+from slow import slow_except
 
 pytestmark = [pytest.mark.timeout(900)]
 METHODS = ("archer", "archer_offline", "arpo", "b_coder", "pacs", "rl_plus", "rover", "salt", "scaling_inter", "stored_pg")
@@ -32,7 +33,7 @@ def base(undisturbed: Checkout, tmp_path_factory: pytest.TempPathFactory) -> Che
     return undisturbed.copy(tmp_path_factory.mktemp("methods") / "run")
 
 
-@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in METHODS])
+@pytest.mark.parametrize("name", slow_except(METHODS, *QUICK))
 def test_method_trains_on_every_domain_by_its_name(base: Checkout, name: str) -> None:
     """The rl stage on the outputs of earlier stages, with no change that decides what is done but `rl.algorithm`."""
     from stages import rl

@@ -168,14 +168,17 @@ def test_the_penalty_is_chosen_on_other_tasks() -> None:
 
 @pytest.mark.parametrize("params", [ValueModel(trains="all", epochs=1.5, learning_rate=1e-3, batch_tokens=256), ValueModel()])
 def test_fit_is_independent_of_micro_batches(params: ValueModel):
-    """Contract: how a batch is split in memory changes the fitted model by rounding only (a head alone: as far as the solver
+    """Contract: how a batch is split in memory changes the fitted values by rounding only (a head alone: as far as the solver
     goes); the same call gives the same bytes."""
-    weights = []
+    weights, values = [], []
     for micro in (10_000, 40, 10_000):
         model = StepValueModel(backbone(), params.head)
         fit(model, synthetic_paths(6), params, seed=3, micro_tokens=micro)
         weights.append(torch.cat([tensor.flatten() for tensor in model.state_dict().values()]))
-    torch.testing.assert_close(weights[0], weights[1], atol=2e-5 if params.trains == "all" else 0.05, rtol=1e-4)
+        values.append(predict(model, synthetic_paths(6), 10_000)[0])
+    if params.trains == "all":
+        torch.testing.assert_close(weights[0], weights[1], atol=2e-5, rtol=1e-4)
+    np.testing.assert_allclose(values[0], values[1], atol=2e-3)
     assert torch.equal(weights[0], weights[2])
 
 
@@ -247,3 +250,16 @@ def test_calibration_by_hand():
     )
     constant = calibration(np.full(3, 0.4), np.full(3, 0.4), counts, 0.4)
     assert (constant["explained_variance"], constant["correlation"], constant["ece"]) == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("rollouts", [2, 8])
+def test_explainable_is_what_the_true_values_explain(rollouts: int) -> None:
+    """Contract: found from shares of few rollouts alone, without the values behind them."""
+    rng = np.random.default_rng(0)
+    values = rng.beta(1.0, 2.0, 40_000)
+    shares = rng.binomial(rollouts, values) / rollouts
+    found = calibration(values, shares, np.full(len(values), float(rollouts)), baseline=1 / 3)
+    assert found["explainable"] == pytest.approx(found["explained_variance"], abs=0.02)
+    assert found["explainable"] == pytest.approx(values.var() / shares.var(), abs=0.02)
+    once = calibration(values, shares.round(), np.ones(len(values)), baseline=1 / 3)
+    assert once["explainable"] == 0.0, "single rollouts tell nothing of it"

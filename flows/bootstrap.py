@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import yaml
 from prefect import get_client
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate, WorkPoolCreate
@@ -21,6 +20,7 @@ from prefect.workers.process import ProcessWorker
 
 from flows.process import ROOT, capture, python_environment
 from stages.runtime.command import command
+from stages.runtime.yaml_files import read_yaml
 
 LIMITS = {"gpu": 1}
 """Global concurrency limits."""
@@ -29,7 +29,7 @@ QUEUE_LIMITS = {"checkout": 1, "experiments": 1}
 
 
 def deployments(root: Path = ROOT) -> list[dict[str, Any]]:
-    return yaml.safe_load((root / "prefect.yaml").read_text(encoding="utf-8"))["deployments"]
+    return read_yaml(root / "prefect.yaml")["deployments"]
 
 
 def make_pools(client: SyncPrefectClient, root: Path = ROOT) -> None:

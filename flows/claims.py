@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import yaml
 from prefect import flow, task
 from pydantic import WithJsonSchema
 
@@ -18,6 +17,7 @@ from flows.lifecycle import logger
 from flows.pipeline import StageResult, read_settings, run_stage
 from flows.process import ROOT, StageFailedError, capture
 from stages.runtime.command import command
+from stages.runtime.yaml_files import read_yaml
 
 PIPELINE = Path("reports/claims/dvc.yaml")
 
@@ -26,7 +26,7 @@ def known_methods(root: Path) -> list[str]:
     """The experiments that reports/claims/dvc.yaml lists; none without that file."""
     if not (root / PIPELINE).exists():
         return []
-    return yaml.safe_load((root / PIPELINE).read_text(encoding="utf-8"))["stages"]["claim"]["matrix"]["method"]
+    return read_yaml(root / PIPELINE)["stages"]["claim"]["matrix"]["method"]
 
 
 Method = Annotated[str, WithJsonSchema({"type": "string", "enum": known_methods(ROOT)})]

@@ -32,6 +32,7 @@ from flows.process import (
 from flows.schedule import run_graph
 from stages.runtime.command import command
 from stages.runtime.cores import available_cores
+from stages.runtime.yaml_files import read_yaml
 
 PACKAGES = Path("data/packages/dvc.yaml")
 _ITEM = re.compile(r"\$\{item\.[^}]+\}")
@@ -87,7 +88,7 @@ def _overlap(dependency: str, output: str) -> bool:
 
 
 def _stages(root: Path) -> dict[str, dict[str, Any]]:
-    return yaml.safe_load((root / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
+    return read_yaml(root / "dvc.yaml")["stages"]
 
 
 def stage_graph(root: Path = ROOT) -> dict[str, list[str]]:

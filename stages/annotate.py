@@ -8,9 +8,9 @@ judgments.parquet}, data/models/q/<domain> and reports/annotate/<domain>.json.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stages import params
 from stages.annotation.forest import choose_tasks, search_trees
@@ -24,6 +24,11 @@ from stages.records.episode import read_json, read_tasks, write_json, write_tabl
 from stages.runtime.checkpoints import Checkpoints
 from stages.runtime.stage import StageContext, stage_run
 from stages.tracking import open_tracker
+
+if TYPE_CHECKING:
+    from stages.agent.policy import Policy
+    from stages.environments.protocol import Domain
+    from stages.records.task import Task
 
 
 def log(context: StageContext, report: Mapping[str, Any]) -> None:
@@ -40,15 +45,45 @@ def log(context: StageContext, report: Mapping[str, Any]) -> None:
     context.artifact(context.reports / "annotate" / f"{context.domain}.json")
 
 
+def fit_models(
+    context: StageContext,
+    policy: Policy,
+    domain: Domain,
+    tasks: Sequence[Task],
+    rows: Sequence[Mapping[str, Any]],
+    pairs: Sequence[Mapping[str, Any]],
+    params: Annotate,
+) -> dict[str, Any]:
+    """Fit the step-value model and, on request, the other models, and write them; their reports by name. rows, pairs: the trees'
+    nodes and preference pairs."""
+    from stages.annotation.fit_models import fit_progress, fit_q_model, fit_value_model, rollout_paths
+    from stages.annotation.judge_model import fit_judge_model
+    from stages.values.q_model import save_none
+
+    out, report = context.data / "annotated" / str(context.domain), {}
+    episodes = rollout_paths(context, params)
+    values, split, report["value_model"] = fit_value_model(context, policy, rows, episodes, params, context.params.seed)
+    values.save(out / "value_model")
+    q_folder = context.data / "models" / "q" / str(context.domain)
+    if params.q_model.kind == "none":
+        save_none(q_folder)
+    else:
+        q_model, report["q_model"] = fit_q_model(context, policy, values, rows, pairs, params, split)
+        q_model.save(q_folder, policy.hash)
+    if params.progress.kind != "none":
+        progress, report["progress"] = fit_progress(context, policy, params, split)
+        progress.save(out / "progress_model")
+    if params.judge_model.kind != "none":
+        report["judge_model"] = fit_judge_model(context, policy, domain, tasks, rows, pairs, params.judge_model, out)
+    return report
+
+
 def run(context: StageContext) -> None:
     from stages.agent.constrained_engine import constrained
     from stages.agent.player import open_player
     from stages.agent.policy import load_policy
-    from stages.annotation.fit_models import fit_progress, fit_q_model, fit_value_model
-    from stages.annotation.judge_model import fit_judge_model
     from stages.annotation.model_rollouts import learn_dynamics
     from stages.engine.engine import EngineSettings
-    from stages.values.q_model import save_none
 
     assert context.domain is not None
     params: Annotate = context.section("annotate")
@@ -80,23 +115,11 @@ def run(context: StageContext) -> None:
     write_table(out / "labels.parquet", LABEL_SCHEMA, labels)
     write_table(out / "pairs.parquet", PAIR_SCHEMA, pairs)
 
-    # Fit the step-value model and, on request, the other models.
-    values, split, fitted = fit_value_model(context, policy, forest.rows, params, context.params.seed)
-    values.save(out / "value_model")
-    report = {**summary(forest, labels, pairs, difficulty), "value_model": fitted}
-    if dynamics is not None:
-        report["model_rollouts"] = dynamics.metrics
-    q_folder = context.data / "models" / "q" / context.domain
-    if params.q_model.kind == "none":
-        save_none(q_folder)
-    else:
-        q_model, report["q_model"] = fit_q_model(context, policy, values, forest.rows, pairs, params, split)
-        q_model.save(q_folder, policy.hash)
-    if params.progress.kind != "none":
-        progress, report["progress"] = fit_progress(context, policy, params, split)
-        progress.save(out / "progress_model")
-    if params.judge_model.kind != "none":
-        report["judge_model"] = fit_judge_model(context, policy, domain, tasks, forest.rows, pairs, params.judge_model, out)
+    report = {
+        **summary(forest, labels, pairs, difficulty),
+        **({"model_rollouts": dynamics.metrics} if dynamics is not None else {}),
+        **fit_models(context, policy, domain, tasks, forest.rows, pairs, params),
+    }
     write_json(context.reports / "annotate" / f"{context.domain}.json", report)
     log(context, report)
     Checkpoints(context).clear()

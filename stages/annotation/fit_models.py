@@ -46,13 +46,26 @@ def _fit_metrics(fitted: FitReport, train: Sequence[Example], held_out: Sequence
     }
 
 
-def fit_value_model(
-    context: StageContext, policy: Policy, rows: Sequence[Mapping[str, Any]], params: Annotate, seed: int
-) -> tuple[StepValueModel, TaskSplit, dict[str, Any]]:
-    """The step-value model fitted on the training tasks' trees and rollouts, the split of the trees' tasks into training and
-    held-out ones, and the report with the calibration on the trees of the latter."""
-    from stages.annotation.calibration import calibration
+def rollout_paths(context: StageContext, params: Annotate) -> list[ValuePath]:
+    """What `annotate.value_model` learns from the stage rollout's episodes; nothing if it is not to."""
     from stages.annotation.leaf_values import episode_paths
+
+    if not params.value_model.rollouts or params.labels.q != "rollout":
+        return []
+    return episode_paths(read_rows(context.data / "rollouts" / str(context.domain) / "episodes.parquet"), params)
+
+
+def fit_value_model(
+    context: StageContext,
+    policy: Policy,
+    rows: Sequence[Mapping[str, Any]],
+    episodes: Sequence[ValuePath],
+    params: Annotate,
+    seed: int,
+) -> tuple[StepValueModel, TaskSplit, dict[str, Any]]:
+    """The step-value model fitted on the training tasks' trees (`rows`) and `episodes`, the split of the trees' tasks into
+    training and held-out ones, and the report with the calibration on the trees of the latter."""
+    from stages.annotation.calibration import calibration
     from stages.annotation.paths import mean_value, value_paths
     from stages.values.fitting import TaskSplit
     from stages.values.step_value import StepValueModel, fit, predict
@@ -61,10 +74,7 @@ def fit_value_model(
     paths = value_paths(rows, params)
     split = TaskSplit.of((path.task_id for path in paths), params.value_model.valid_share, seed)
     train, held_out = split.parts(paths)
-    played: list[ValuePath] = []
-    if params.value_model.rollouts and params.labels.q == "rollout":
-        episodes = episode_paths(read_rows(context.data / "rollouts" / str(context.domain) / "episodes.parquet"), params)
-        played = split.with_tasks(path.task_id for path in episodes).parts(episodes)[0]
+    played = split.with_tasks(path.task_id for path in episodes).parts(episodes)[0]
     backbone = copy.deepcopy(policy.model.base_model).float()
     use_attention(backbone, "sdpa")  # a third faster than the engine's; the saved model loads with it, too
     model = StepValueModel(backbone, value_head(params))

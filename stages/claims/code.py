@@ -6,10 +6,9 @@ import hashlib
 from functools import cache
 from pathlib import Path
 
-import yaml
-
 from stages.control.problems import PROBLEMS
 from stages.runtime import deps
+from stages.runtime.yaml_files import read_yaml
 
 STAGES = ("curate", "sft", "rollout", "annotate", "rl", "evaluate")
 """The stages that runs consist of; their code is listed in dvc.yaml."""
@@ -31,7 +30,7 @@ def code_of(root: Path, program: str) -> str:
     """16 hex digits of the code in the checkout `root` that bears on runs of `Experiment.program`."""
     listed: set[Path] = set()
     if program not in PROBLEMS:
-        stages = yaml.safe_load((root / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
+        stages = read_yaml(root / "dvc.yaml")["stages"]
         of_run = (*STAGES, "merge") if program == "merge" else STAGES
         listed = {Path(path) for stage in of_run if stage in stages for path in deps.listed(stages, stage)[1]}
     if program in MODULES:

@@ -11,7 +11,7 @@ from typing import Any
 
 from stages.claims.experiment import Claim, Experiment
 from stages.claims.judging import counted_runs, is_open, looks_of
-from stages.claims.results import Results
+from stages.claims.results import Results, cost_in_seconds
 from stages.claims.sequential import forecast
 from stages.claims.tuning import trial_runs
 
@@ -84,16 +84,17 @@ def _seeds(experiment: Experiment, results: Results, others: Iterable[Results], 
 
 
 def _seconds(experiment: Experiment, results: Results, others: Iterable[Results]) -> float | None:
-    """Mean duration of a run: of this experiment's; or of all others', by their environment steps if it has a budget."""
-    own = [one["seconds"] for one in (*results.outcomes.values(), *results.trials.values())]
+    """Mean duration of a run, with the starts that runs made: of this experiment's; or of all others', by their environment steps
+    if it has a budget."""
+    own = list(map(cost_in_seconds, (*results.outcomes.values(), *results.trials.values())))
     if own:
         return fmean(own)
     timed = [one for results in others for one in results.outcomes.values()]
     if experiment.budget is None:
-        return fmean(one["seconds"] for one in timed) if timed else None
+        return fmean(map(cost_in_seconds, timed)) if timed else None
     timed = [one for one in timed if one["environment_steps"]]
     steps = sum(one["environment_steps"] for one in timed)
-    return experiment.budget.environment_steps * sum(one["seconds"] for one in timed) / steps if steps else None
+    return experiment.budget.environment_steps * sum(map(cost_in_seconds, timed)) / steps if steps else None
 
 
 def cost_of(experiment: Experiment, params: Mapping[str, Any], results: Results, others: Sequence[Results]) -> Cost:

@@ -18,6 +18,7 @@ from stages.control.problems import PROBLEMS
 from stages.evaluation.statistics import StatisticsError
 from stages.records.sections import params_hash
 from stages.runtime.validation import Count, ParamsError, Section, explain
+from stages.runtime.yaml_files import read_yaml
 
 FOLDER = Path("reports/claims")
 LOOKS = (8, 12, 20)
@@ -316,7 +317,7 @@ def digest(values: Any) -> str:
 def load_experiment(path: Path) -> Experiment:
     """Read an experiment. Raises ParamsError, naming file and key, if it is invalid."""
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = read_yaml(path)
         return Experiment.model_validate(values)
     except yaml.YAMLError as error:
         raise ParamsError(f"{path}: not YAML ({error})") from error
@@ -332,4 +333,4 @@ def slugs(root: Path) -> list[str]:
 def peers(root: Path, slug: str, profile: str | None) -> list[str]:
     """Names of the other experiments of this profile, sorted: their runs may be equal, and take about as long."""
     files = ((name, root / FOLDER / f"{name}.yaml") for name in slugs(root) if name != slug)
-    return [name for name, path in files if yaml.safe_load(path.read_text(encoding="utf-8")).get("profile") == profile]
+    return [name for name, path in files if read_yaml(path).get("profile") == profile]

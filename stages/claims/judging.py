@@ -11,7 +11,7 @@ import numpy as np
 from stages.claims.experiment import Claim, Experiment
 from stages.claims.gates import DIGITS, judge_gate
 from stages.claims.inference import Sample
-from stages.claims.results import Results, result_path
+from stages.claims.results import Results, cost_in_seconds, result_path
 from stages.claims.rows import of_tasks
 from stages.claims.sequential import Look, judge, sequential_p
 from stages.claims.tuning import chosen_values, tried_values
@@ -121,7 +121,7 @@ def report(experiment: Experiment, results: Results) -> dict[str, Any]:
         **({"confirmed": results.confirmed} if results.confirmed else {}),
         "cost": {
             "environment_steps": sum(one["environment_steps"] for one in done),
-            "seconds": round(sum(one["seconds"] for one in done), 1),
+            "seconds": round(sum(map(cost_in_seconds, done)), 1),
         },
         "commits": sorted({one["commit"] for one in done}),
     }

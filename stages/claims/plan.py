@@ -43,9 +43,9 @@ class Run:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run found. `seconds`: of processors. `code`: hash of the code that bears on it. `rows`, `curve`: of ROWS_SCHEMA and
-    CURVES_SCHEMA, without arm and seed; [] in lanes that evaluate no panel. `start`: panel success of the policy that training
-    started from."""
+    """What a run found. `seconds`: of processors; `start_seconds`: those of its start, if this run made it. `code`: hash of the
+    code that bears on it. `rows`, `curve`: of ROWS_SCHEMA and CURVES_SCHEMA, without arm and seed; [] in lanes that evaluate no
+    panel. `start`: panel success of the policy that training started from."""
 
     metrics: dict[str, float | None]
     environment_steps: int
@@ -55,6 +55,7 @@ class Outcome:
     rows: list[dict[str, Any]] = field(default_factory=list)
     curve: list[dict[str, Any]] = field(default_factory=list)
     start: float | None = None
+    start_seconds: float = 0.0
 
 
 def metrics_of(experiment: Experiment) -> list[str]:

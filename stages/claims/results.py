@@ -22,6 +22,11 @@ def result_path(root: Path, slug: str) -> Path:
     return root / FOLDER / f"{slug}.json"
 
 
+def cost_in_seconds(outcome: Mapping[str, Any]) -> float:
+    """Of processors, for a stored run and the start that it made, if it made one."""
+    return outcome["seconds"] + outcome.get("start_seconds", 0.0)
+
+
 @dataclass
 class Results:
     """Outcomes by run name, each with its run's key, and their tables."""
@@ -61,6 +66,7 @@ class Results:
         """Store what a run found."""
         self._store(run)[run.name] = {
             **{name: getattr(outcome, name) for name in ("metrics", "environment_steps", "seconds", "commit", "code")},
+            **({"start_seconds": outcome.start_seconds} if outcome.start_seconds else {}),
             "key": run.key,
         }
         if run.trial:

@@ -134,6 +134,8 @@ class ExperimentRunner:
     workers: int = 1
     """Processes that share the making of a start, if all runs wait for it; a run is one process."""
     program: str = "rl"
+    _made: dict[Path, float] = field(default_factory=dict)
+    """Processor seconds that starts took which no run's outcome has counted yet."""
     _locks: dict[Path, threading.Lock] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     """Held while a lock of a folder is looked up."""
@@ -173,18 +175,22 @@ class ExperimentRunner:
         domains, last = values["domains"], "rl" if self.program == "merge" else "annotate"
         values = {**values, "resources": {**values["resources"], "workers": self.workers}}
 
-        def prepare(workspace: EvaluationWorkspace) -> None:
-            self._check_out(workspace)
-            self._link_model(workspace, values["model"]["path"])
-            workspace.write_settings(values)
+        def prepare(new: EvaluationWorkspace) -> None:
+            self._check_out(new)
+            self._link_model(new, values["model"]["path"])
+            new.write_settings(values)
             targets = [f"{last}@{domain}" for domain in domains]
-            workspace.python(["-c", DVC, "--wait-for-lock", "repro", *targets], self.threads)
-            shutil.rmtree(workspace.folder / ".dvc")
+            self._made[workspace.folder] = new.python(["-c", DVC, "--wait-for-lock", "repro", *targets], self.threads)
+            shutil.rmtree(new.folder / ".dvc")
 
         workspace = EvaluationWorkspace(self.folder / f"start-{'+'.join(domains)}-{digest(start_values(values))}")
         with self._alone_in(workspace.folder):
             workspace.create(prepare)
         return workspace
+
+    def _made_in(self, start: EvaluationWorkspace) -> float:
+        """The processor seconds that making this start took, for the first run that asks; 0.0 for the others."""
+        return round(self._made.pop(start.folder, 0.0), 1)
 
     def start_success(self, values: Mapping[str, Any]) -> float:
         """Success of the SFT policy on the panel that the runs play; it plays once for all runs that evaluate alike."""
@@ -197,7 +203,8 @@ class ExperimentRunner:
                 workspace.create(lambda new: new.copy_of(start))
                 resources = {**values["resources"], "workers": self.workers}
                 workspace.write_settings({**values, "resources": resources, "evaluate": evaluate})
-                workspace.python(["-m", "stages.evaluate"], self.threads)
+                seconds = workspace.python(["-m", "stages.evaluate"], self.threads)
+                self._made[start.folder] = self._made.get(start.folder, 0.0) + seconds
                 write_json(found, read_json(workspace.folder / EVALUATION))
                 workspace.remove()
         return float(read_json(found)["models"]["sft"][domain]["success"]["mean"])
@@ -245,7 +252,9 @@ class ExperimentRunner:
         missing = sorted(set(metrics if required is None else required) - set(found))
         if missing:
             raise RunFailedError(f"{name} has no metric '{missing[0]}'; it has {', '.join(found)}")
-        return Outcome({metric: found.get(metric) for metric in metrics}, steps, round(seconds, 1), self.commit, self.code)
+        measured = {metric: found.get(metric) for metric in metrics}
+        made = self._made_in(workspace)
+        return Outcome(measured, steps, round(seconds, 1), self.commit, self.code, start_seconds=made)
 
     def train_and_evaluate(
         self,
@@ -270,13 +279,14 @@ class ExperimentRunner:
             *(found, read_json(report)["environment_steps"], round(seconds, 1), self.commit, self.code),
             rows=task_rows(read_rows(workspace.folder / ROWS)),
             curve=curve_rows(workspace.folder / "reports" / "rl" / f"{domain}_history.csv"),
+            start_seconds=self._made_in(start),
         )
 
     def merge_and_evaluate(
         self, name: str, values: Mapping[str, Any], metrics: Sequence[str], required: Sequence[str] | None = None
     ) -> Outcome:
         """One run of lane merge: the specialists of its seed are merged, and the result plays all panels. Their training counts
-        neither as steps nor as seconds. `required` as in `train_and_evaluate`. Raises RunFailedError."""
+        as seconds of the start. `required` as in `train_and_evaluate`. Raises RunFailedError."""
         workspace, start = EvaluationWorkspace(self.folder / name), self.start(values)
         workspace.create(lambda new: new.copy_of(start))
         workspace.write_settings(values)
@@ -290,4 +300,5 @@ class ExperimentRunner:
         sizes = Counter(row["domain"] for row in rows)
         if len(set(sizes.values())) > 1:
             raise RunFailedError(f"{name}: panels count alike only with equally many episodes, and have {dict(sizes)}")
-        return Outcome(found, 0, round(seconds, 1), self.commit, self.code, rows=task_rows(rows))
+        made = self._made_in(start)
+        return Outcome(found, 0, round(seconds, 1), self.commit, self.code, rows=task_rows(rows), start_seconds=made)

@@ -5,7 +5,7 @@ on."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -177,7 +177,9 @@ class Session:
         if missing:
             self.say(f"{len(missing)} runs to do, {self.jobs} at a time")
         left = len(missing)
-        for run, outcome in outcomes(self._in_turn(list(reversed(missing.values()))), self.play, self.jobs):
+        groups = self._by_start(list(reversed(missing.values())))
+        self.runner.workers = self.jobs if len(groups) == 1 else 1
+        for run, outcome in outcomes(in_turn(groups), self.play, self.jobs):
             left -= 1
             if isinstance(outcome, Exception):
                 self.failed += 1
@@ -192,16 +194,15 @@ class Session:
             self.save()
         return not self.failed
 
-    def _in_turn(self, runs: list[Run]) -> list[Run]:
-        """One run of each start after the other, so that runs side by side make their starts at the same time, each with one
-        process. A start that all runs share is made with one process per job."""
+    def _by_start(self, runs: list[Run]) -> list[list[Run]]:
+        """The runs of each start. A start that all share is made with one process per job, several at the same time with one
+        each."""
         if self.experiment.program in MODULES:
-            return runs
+            return [runs]
         groups: dict[str, list[Run]] = {}
         for run in runs:
             groups.setdefault(digest(start_values(run.values)), []).append(run)
-        self.runner.workers = self.jobs if len(groups) == 1 else 1
-        return [run for turn in zip_longest(*groups.values()) for run in turn if run is not None]
+        return list(groups.values())
 
     def _name(self, run: Run) -> str:
         """Of the run's workspace: two experiments' equal runs are one."""
@@ -223,6 +224,11 @@ class Session:
         if run.trial:
             check_trial(run.name, outcome)
         return replace(outcome, start=start)
+
+
+def in_turn(groups: Sequence[Sequence[Run]]) -> list[Run]:
+    """A run of each group, then the next of each, so that runs side by side make their starts at the same time."""
+    return [run for turn in zip_longest(*groups) for run in turn if run is not None]
 
 
 def unclaimed_arms(experiment: Experiment) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import yaml
+from stages.runtime.yaml_files import read_yaml
 
 SOURCES = ("data/raw", "data/base")
 """Source folders in the diagram; code and parameters are left out."""
@@ -36,7 +36,7 @@ def mermaid(root: Path) -> str:
     """A fenced mermaid block: solid arrows lead to the next stages, dotted ones to further readers of a stage's outputs."""
     import networkx as nx
 
-    entries = yaml.safe_load((root / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
+    entries = read_yaml(root / "dvc.yaml")["stages"]
     graph = pipeline_graph(root)
     next_ones = nx.transitive_reduction(graph)
     place = {name: number for number, name in enumerate(entries)}

@@ -16,10 +16,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import yaml
 
 from stages.claims.experiment import FOLDER
 from stages.params import load_params
@@ -27,7 +26,7 @@ from stages.records.episode import read_json
 from stages.reporting import annotation_uses, spread, step_credit_page
 from stages.reporting.board.index import claim_counts
 from stages.reporting.board.pages import pages
-from stages.reporting.board.rows import rows
+from stages.reporting.board.rows import Row, rows
 from stages.reporting.diagram import mermaid
 from stages.reporting.figures.outcome import success_bars
 from stages.reporting.generated_blocks import Block, block_names, documents, filled, link, markdown_table, write_or_check
@@ -35,6 +34,7 @@ from stages.reporting.results import check_evaluation, comparisons_list, success
 from stages.reporting.style import drawing, to_svg
 from stages.runtime.command import command
 from stages.runtime.validation import ParamsError
+from stages.runtime.yaml_files import read_yaml
 
 if TYPE_CHECKING:
     from stages.algorithms.card import Card, Composition
@@ -138,6 +138,10 @@ def blocks(root: Path) -> dict[str, Block]:
     """The blocks that this command writes, by name."""
     default = load_params(root / "params.yaml").domains
 
+    @cache
+    def board() -> list[Row]:
+        return rows(root)
+
     def table(path: Path, domains: Sequence[str], full: bool) -> str:
         evaluation, evaluated, confidence = evaluation_of(root, path, domains)
         short = success_table(evaluation, evaluated, confidence)
@@ -145,7 +149,7 @@ def blocks(root: Path) -> dict[str, Block]:
 
     def profile(name: str) -> Block:
         def text(document: Path) -> str:
-            overlay = yaml.safe_load((root / "profiles" / f"{name}.yaml").read_text("utf-8"))
+            overlay = read_yaml(root / "profiles" / f"{name}.yaml")
             domains = [*overlay["domains"], *overlay.get("evaluate", {}).get("transfer", [])]
             return table(KEPT / f"{name}.json", domains, True)
 
@@ -159,7 +163,7 @@ def blocks(root: Path) -> dict[str, Block]:
         "pipeline": lambda document: mermaid(root),
         "methods": methods_block,
         "method-names": method_names,
-        "claim-counts": lambda document: claim_counts(rows(root), document),
+        "claim-counts": lambda document: claim_counts(board(), document),
         **{name: profile(name) for name in PROFILES},
     }
 

@@ -16,8 +16,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from stages.evaluation.stored_episodes import FILE as STORED
 from stages.params import load_params
 from stages.reporting.inputs import load_inputs
@@ -27,6 +25,7 @@ from stages.runtime.command import command
 from stages.runtime.costs import read_cost
 from stages.runtime.files import atomic_bytes
 from stages.runtime.lineage import identity, input_hashes
+from stages.runtime.yaml_files import read_yaml
 from stages.tracking import git_state
 
 PAGE = "report"
@@ -45,13 +44,13 @@ def out_of_date(root: Path) -> list[str]:
     if done.returncode:
         raise KeepError(f"'dvc status' failed: {done.stderr.strip()}\nIf a run is in progress, wait until it ends")
     changed = {name.rsplit(":", 1)[-1] for name in json.loads(done.stdout or "{}")}
-    own = set(yaml.safe_load((root / "dvc.yaml").read_text(encoding="utf-8"))["stages"])
+    own = set(read_yaml(root / "dvc.yaml")["stages"])
     return sorted(name for name in changed if name.split("@")[0] in own - {PAGE})
 
 
 def measurements(root: Path, domains: list[str]) -> dict[str, Measured]:
     """Stage (`rl@search`) -> cost of its run on the current inputs, for the stages that ran on them on this machine."""
-    stages: dict[str, Any] = yaml.safe_load((root / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
+    stages: dict[str, Any] = read_yaml(root / "dvc.yaml")["stages"]
     found = {}
     for name, entry in stages.items():
         for domain in domains if "matrix" in entry else [None]:

@@ -15,7 +15,8 @@ from typing import Any
 
 import yaml
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+from stages.runtime.yaml_files import read_yaml
+
 IGNORED_FOLDER, IGNORED_SUFFIXES = "__pycache__", (".pyc", ".partial")
 """What .dvcignore excludes from folders' hashes."""
 
@@ -25,7 +26,7 @@ def stage_entry(root: Path, name: str, domain: str | None) -> dict[str, Any]:
     path = root / "dvc.yaml"
     if not path.exists():
         return {}
-    entry = yaml.load(path.read_text(encoding="utf-8"), _LOADER).get("stages", {}).get(name, {})
+    entry = read_yaml(path).get("stages", {}).get(name, {})
 
     def fill(value: Any) -> Any:
         if isinstance(value, str):
@@ -70,7 +71,7 @@ def input_hashes(root: Path, name: str, domain: str | None) -> dict[str, str]:
     """Hashes of the stage's dependencies and parameters in dvc.yaml: its identity for resuming."""
     entry = stage_entry(root, name, domain)
     hashes = {dep: dvc_hash(root / dep) for dep in entry.get("deps", []) if (root / dep).exists()}
-    values = yaml.load((root / "params.yaml").read_text(encoding="utf-8"), _LOADER)
+    values = read_yaml(root / "params.yaml")
     for key in entry.get("params", []):
         if isinstance(key, dict):  # an entire file
             hashes.update({f"params:{file}": dvc_hash(root / file) for file in key})
@@ -118,7 +119,7 @@ def locked_stages(root: Path, domains: Sequence[str]) -> dict[str, Locked]:
     """Title -> stage in dvc.lock, except for unlisted domains; {} without a readable dvc.lock."""
     path = root / "dvc.lock"
     try:
-        entries = yaml.load(path.read_text(encoding="utf-8"), _LOADER)["stages"]
+        entries = read_yaml(path)["stages"]
     except (OSError, ValueError, yaml.YAMLError, TypeError, KeyError):
         return {}
 

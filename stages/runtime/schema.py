@@ -16,12 +16,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from stages.runtime.validation import ParamsError, nearest, section_within
+from stages.runtime.yaml_files import read_yaml
 
 BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 
@@ -209,7 +209,7 @@ def _find(root: type[BaseModel], key: str) -> tuple[str, type[BaseModel], str | 
 
 def _stages(root: Path, key: str) -> list[str]:
     """The stages that dvc.yaml reruns after an edit of `key`, without the report, which shows all parameters."""
-    entries = yaml.safe_load((root / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
+    entries = read_yaml(root / "dvc.yaml")["stages"]
 
     def reads(listed: Any) -> bool:
         return (isinstance(listed, str) and f"{key}.".startswith(f"{listed}.")) or f"{listed}.".startswith(f"{key}.")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slow import slow_except
 from toy_annotation import VALUES, Toy, outputs, tasks
 
 from stages import annotate
@@ -112,7 +113,7 @@ def play_episodes(context: StageContext) -> None:
     write_episodes(context.data / "rollouts/toy/episodes.parquet", episodes)
 
 
-@pytest.mark.parametrize("backbone", ["policy", "own"])
+@pytest.mark.parametrize("backbone", slow_except(["policy", "own"], "policy"))
 def test_stage_with_value_model_resumes_with_same_bytes(context: StageContext, monkeypatch: pytest.MonkeyPatch, backbone: str):
     """Contract: with a value model, fitted on rollout's episodes, the stage grows trees without rollouts; resumed after a kill it
     writes the same bytes, and the policy's weights do not change."""

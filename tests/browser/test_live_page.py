@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 from reporting_run import make_run
+from slow import slow_except
 
 from screenshots.chromium import DESK, PHONE
 from screenshots.servers import HOST, free_port, serving
@@ -146,6 +147,7 @@ def test_the_page_follows_pauses_resumes_and_stops_a_run(browser: Any, address: 
     assert "run the stage again to go on from there" in training.stdout.read()
 
 
+@pytest.mark.slow
 def test_the_report_s_own_viewer_shows_what_runs(browser: Any, address: str, checkout: Path, training: Any, report: Path) -> None:
     """Contract: it is the same page; opened as a file, it has no tab for what runs."""
     target = checkout / "reports"
@@ -165,7 +167,10 @@ def test_the_report_s_own_viewer_shows_what_runs(browser: Any, address: str, che
     assert browser.run("return document.getElementById('tab-live').hidden")
 
 
-@pytest.mark.parametrize(("size", "dark"), [(DESK, False), (DESK, True), (PHONE, False), (PHONE, True)])
+SCREENS = [(DESK, False), (DESK, True), (PHONE, False), (PHONE, True)]
+
+
+@pytest.mark.parametrize(("size", "dark"), slow_except(SCREENS, (DESK, False), (PHONE, True)))
 def test_live_page_fits_and_has_contrast(browser: Any, address: str, training: Any, size: Any, dark: bool) -> None:
     browser.view(size, dark)
     browser.open(f"{address}/live/")

@@ -186,6 +186,8 @@ def test_a_run_that_several_experiments_use_is_paid_once() -> None:
     shared, own = run("shared", x=1.0), run("own", x=1.0)
     stored = [{"runs": {"a/0": shared, "a/1": own}}, {"runs": {"c/0": shared}, "trials": {"c/1": own}}]
     assert total_cost(stored).startswith("All 2 runs stored: 2k environment steps, 4.0 s")
+    own["start_seconds"] = 50.0
+    assert total_cost(stored).startswith("All 2 runs stored: 2k environment steps, 54 s")
 
 
 def test_a_curve_is_averaged_over_equal_parts_and_ends_with_its_run() -> None:

@@ -14,9 +14,10 @@ from rloo_experiment import CHOICE
 from stages.claims import session as sessions
 from stages.claims.cost import cost_of
 from stages.claims.experiment import Experiment
-from stages.claims.plan import planned_runs
+from stages.claims.plan import Outcome, Run, planned_runs
 from stages.claims.results import Results, result_path
-from stages.claims.session import Session
+from stages.claims.session import Session, in_turn
+from stages.runtime.workspace import RunFailedError
 
 
 class Equal(FakeRunner):
@@ -91,9 +92,15 @@ def test_starts_are_taken_in_turn(tmp_path: Path, spec: dict[str, Any], workers:
     one = Experiment.model_validate(spec)
     session = Session(tmp_path, "rloo", one, PARAMS, FakeRunner(tmp_path, one.program), jobs=2)
     runs = planned_runs(one, PARAMS, seeds=range(4))
-    turn = [run.name for run in session._in_turn(runs)]
+    turn = [run.name for run in in_turn(session._by_start(runs))]
     assert turn[:3] == first
     assert sorted(turn) == sorted(run.name for run in runs)
+
+    def play(run: Run) -> Outcome:
+        raise RunFailedError("no room left")
+
+    session.play = play  # type: ignore[method-assign]
+    session._play(runs)
     assert session.runner.workers == workers
 
 
@@ -197,6 +204,8 @@ def test_cost_before_and_after_the_runs(tmp_path: Path) -> None:
     assert (cost.trials, cost.runs, cost.most, cost.seconds, cost.still_open) == (6, 6 + 16, 6 + 16, None, 1)
     timed = Results(outcomes={"x/0": {"environment_steps": 500, "seconds": 30.0, "key": "", "metrics": {}}})
     assert cost_of(one, PARAMS, Results(), [timed]).seconds == pytest.approx(22 * 60.0)
+    timed.outcomes["x/0"]["start_seconds"] = 15.0
+    assert cost_of(one, PARAMS, Results(), [timed]).seconds == pytest.approx(22 * 90.0), "a start per run"
     assert "22 runs (6 of them tuning), at most 22, 22,000 environment steps, time unknown" in cost.line(one, 2)
     run(tmp_path, one)
     done = cost_of(one, PARAMS, Results.load(tmp_path, "rloo"), [])

@@ -200,6 +200,7 @@ def statuses(server: Server) -> list[str]:
     return sorted(run.info.status for run in found if not run.info.run_name.startswith("lifecycle"))
 
 
+@pytest.mark.slow
 def test_run_of_killed_stage_and_follower_is_marked_killed_later(root: Path, server: Server) -> None:
     """kill -9 of both: the run stays RUNNING until `python -m stages.tracking`, or the next stage, marks it KILLED."""
     stage = start_stage(root, "wait")

@@ -142,6 +142,7 @@ def test_promote_command_explains_its_decision(root: Path, server: Server) -> No
     assert output.endswith("champion: version 1\n")
 
 
+@pytest.mark.slow
 def test_version_pointer_can_be_checked_out_with_dvc(tmp_path: Path) -> None:
     """The version's file is an ordinary DVC file: `dvc checkout` of it restores the same folder."""
 

@@ -36,6 +36,7 @@ def text(server: Server, name: str) -> str:
     return Path(server.mlflow.artifacts.download_artifacts(artifact_uri=uri)).read_text()
 
 
+@pytest.mark.slow
 def test_copied_checkout_writes_only_into_itself(root: Path) -> None:
     """Contract: a copy's `mlflow.db` does not point to the original checkout, and old runs keep their files."""
     first, copy = root / "first % one", root / "second" / "copy"

@@ -28,6 +28,7 @@ def model_of(tiny_policy: Path, **keys: Any) -> dict[str, Any]:
     return {"path": str(tiny_policy), "max_length": 128, **keys}
 
 
+@pytest.mark.slow
 def test_adapters_on_a_shared_base_resume_to_the_same_bytes(make_context, tiny_policy: Path) -> None:
     """Contract: planner and solver train an adapter each, which load and evaluate as adapters of the start policy; a killed run
     ends with the same bytes; records say who spoke in which order."""

@@ -198,6 +198,7 @@ def test_two_processes_train_like_one(training: Training, teams: dict[int, Path]
     assert not list((root / ".bellwether").rglob("*.pt"))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_failing_worker_ends_the_stage(training: Training) -> None:
     """The stage ends with the cause; no other worker waits."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.claims.experiment import FOLDER
+from stages.claims.results import cost_in_seconds
 from stages.reporting.board import cells
 from stages.reporting.board.rows import VERDICTS, Entry, Row, by_experiment
 from stages.reporting.generated_blocks import link, markdown_table
@@ -92,7 +93,7 @@ def total_cost(results: Iterable[Mapping[str, Any]]) -> str:
         for saved in results
         for one in (*saved["runs"].values(), *saved.get("trials", {}).values())
     }.values()
-    spent = cells.cost(sum(one["environment_steps"] for one in distinct), sum(one["seconds"] for one in distinct))
+    spent = cells.cost(sum(one["environment_steps"] for one in distinct), sum(map(cost_in_seconds, distinct)))
     return f"All {len(distinct):,} runs stored: {spent}, counted per run (several run side by side)."
 
 

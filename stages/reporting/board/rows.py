@@ -124,8 +124,12 @@ def experiments(root: Path) -> dict[str, Experiment]:
 
 def rows(root: Path) -> list[Row]:
     """All claims, in order. Raises ParamsError for a claim that was not reproduced and lacks `checked` or `world`."""
+    return _rows(root, experiments(root))
+
+
+def _rows(root: Path, all_experiments: Mapping[str, Experiment]) -> list[Row]:
     found = []
-    for slug, experiment in experiments(root).items():
+    for slug, experiment in all_experiments.items():
         saved = saved_results(root, slug, experiment)
         for index, claim in enumerate(experiment.claims):
             result = saved["claims"][index] if saved is not None else None
@@ -151,10 +155,11 @@ class Entry:
 
 def entries(root: Path) -> dict[str, Entry]:
     """All experiments by slug. Raises what `rows` does."""
-    claims = by_experiment(rows(root))
+    found = experiments(root)
+    claims = by_experiment(_rows(root, found))
     return {
         slug: Entry(slug, one, claims.get(slug, []), saved_results(root, slug, one), no_results(root, slug))
-        for slug, one in experiments(root).items()
+        for slug, one in found.items()
     }
 
 

@@ -8,13 +8,12 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-import yaml
-
 from stages.claims.experiment import FOLDER as BOARD
 from stages.reporting.board.rows import entries
 from stages.reporting.diagram import pipeline_graph
 from stages.reporting.generated_blocks import markdown_table
 from stages.reporting.site.methods import method_pages
+from stages.runtime.yaml_files import read_yaml
 
 CHAPTERS: Mapping[str, Sequence[str]] = {
     "First steps": ("docs/tutorial", "docs/usage", "docs/configuration", "docs/results", "docs/troubleshooting"),
@@ -68,7 +67,7 @@ def _retarget(text: str, page: Path, root: Path, pages: set[Path]) -> str:
 
 def _pipeline(root: Path) -> str:
     """The stages as a table, in place of the diagram, which a browser without a network can't draw."""
-    entries = yaml.safe_load((root / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
+    entries = read_yaml(root / "dvc.yaml")["stages"]
     graph, place = pipeline_graph(root), {name: number for number, name in enumerate(entries)}
     lines = (
         (

@@ -21,7 +21,7 @@ from stages.engine.engine import Engine
 from stages.records.task import Task
 from stages.seeding import key64
 from stages.training.rl.models import Models
-from stages.values.step_value import StepValueModel
+from stages.values.step_value import StepValueModel, ValuePath
 
 if TYPE_CHECKING:
     from stages.runtime.stage import StageContext
@@ -75,9 +75,8 @@ class Reannotation:
         processes, found = self.models.processes, []
         if processes.index == 0:
             policy = replace(self.policy, model=self.models.player)
-            settings = self.params.value_model.model_copy(update={"rollouts": False})  # they are of the policy before rl
-            params = self.params.model_copy(update={"value_model": settings})
-            model, _, report = fit_value_model(self.context, policy, rows, params, seed)
+            episodes: list[ValuePath] = []  # those of the stage rollout are of the policy before rl
+            model, _, report = fit_value_model(self.context, policy, rows, episodes, self.params, seed)
             found = [(model.state_dict(), report["calibration"]["explained_variance"])]
         ((weights, explained),) = processes.gather(found)
         self._replace(weights)

@@ -185,7 +185,7 @@ def test_soft_returns_by_hand() -> None:
     assert soft_returns(reward, bonus, real, 0.5)[:, 0].tolist() == [1 + 0.5 * 2.5, 2.0, 0.0]
 
 
-@pytest.mark.parametrize("values", [{}, DSAC_T], ids=["sac", "dsac_t"])
+@pytest.mark.parametrize("values", [{}, pytest.param(DSAC_T, marks=pytest.mark.slow)], ids=["sac", "dsac_t"])
 def test_both_agents_learn_to_reach(values: dict[str, object]) -> None:
     """A random player's return is -1.04; scaled actions must fit, and Q of a policy with one step is near its reward."""
     settings = OffPolicy.model_validate(

@@ -227,7 +227,7 @@ def cross_checks(params: Params, domain: str, source: str) -> None:
     environment = params.per_domain[domain].environment
     problems = [
         *contradictions(method, rl, section),
-        *backbone_contradictions(section("annotate").evaluation, params.resources.engine.kind),
+        *backbone_contradictions(section("annotate"), params.resources.engine.kind),
         *thought_contradictions(section("curate").thoughts, params.model.thinking, domain, environment),
     ]
     for problem in problems:

@@ -119,10 +119,18 @@ def rollouts_only(params: Annotate) -> bool:
     return params.expansion.kind == "lazy" and not uses_value_model(params.evaluation)
 
 
-def backbone_contradictions(leaves: LeafEvaluation, engine: str) -> Iterator[str]:
+def backbone_contradictions(params: Annotate, engine: str) -> Iterator[str]:
     """Why leaves can't be evaluated with `resources.engine.kind` engine."""
-    if uses_value_model(leaves) and leaves.backbone == "policy" and engine != "torch":
+    leaves = params.evaluation
+    if not uses_value_model(leaves):
+        return
+    if leaves.backbone == "own" and params.value_model.trains == "head":
+        yield (
+            "annotate.evaluation.backbone 'own' trains a copy of the policy, and value_model.trains is head: set it to all, or "
+            "backbone to policy"
+        )
+    if leaves.backbone == "policy" and engine != "torch":
         yield (
             f"annotate.evaluation.backbone 'policy' reads the hidden states of the torch engine, and resources.engine.kind is "
-            f"'{engine}': set backbone to own, or kind to torch"
+            f"'{engine}': set backbone to own and value_model.trains to all, or kind to torch"
         )

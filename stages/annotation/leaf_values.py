@@ -88,7 +88,7 @@ def fitted_weights(model: StepValueModel, params: Annotate) -> dict[str, Any]:
 
 
 def fit_leaf_model(model: StepValueModel, paths: Sequence[ValuePath], params: Annotate, seed: int, micro: int) -> FitReport:
-    """Fit in place with the settings of `annotate.value_model`; the policy's own backbone is frozen, a copy is trained, too.
+    """Fit in place with the settings of `annotate.value_model`; the policy's own backbone is frozen in any case.
 
     Raises ValueError without paths, or for returns outside the head's support.
     """
@@ -101,5 +101,6 @@ def fit_leaf_model(model: StepValueModel, paths: Sequence[ValuePath], params: An
             f"annotate.value_model.head covers {head.v_min:g} to {head.v_max:g}, but the rollout stage's episodes "
             f"have returns from {min(returns):g} to {max(returns):g}: widen v_min and v_max, or set loss to mse"
         )
-    trains = "all" if params.evaluation.backbone == "own" else "head"
-    return fit(model, paths, settings.model_copy(update={"trains": trains}), seed, micro)
+    if params.evaluation.backbone == "policy":
+        settings = settings.model_copy(update={"trains": "head"})
+    return fit(model, paths, settings, seed, micro)

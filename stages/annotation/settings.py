@@ -96,7 +96,7 @@ class LeafEvaluation(Section):
     """mixed: weight of the value model; the rollout's return has weight 1 - value_share."""
     backbone: Literal["policy", "own"] = "policy"
     """Backbone of the value model: the policy, whose hidden states the engine computes anyway, or a fine-tuned copy with its own
-    forward passes."""
+    forward passes, which needs value_model.trains: all."""
     lookahead: Annotated[int, Field(ge=0, le=16)] = 0
     """value_model: greedy turns beyond the leaf; V <- V/2 + (largest V among them)/2."""
     model_rollouts: StateModel | None = None

@@ -116,9 +116,12 @@ def test_policy_backbone_needs_the_torch_engine():
         "resources": {"engine": {"kind": "openai"}},
         "annotate": {"evaluation": {"kind": "mixed"}},
     }
-    with pytest.raises(ParamsError, match="set backbone to own"):
+    with pytest.raises(ParamsError, match=r"set backbone to own and value_model\.trains to all"):
         parse_params(values)
     values["annotate"]["evaluation"]["backbone"] = "own"
+    with pytest.raises(ParamsError, match=r"trains a copy of the policy, and value_model\.trains is head: set it to all"):
+        parse_params(values)
+    values["annotate"]["value_model"] = {"trains": "all"}
     parse_params(values)
 
 

@@ -1,4 +1,4 @@
-"""The board of claims as a Prefect flow: `python -m flows.claims [METHOD ...]`. One task per experiment of reports/claims.
+"""The board of claims as a Prefect flow: `python -m flows.claims [METHOD ...] [--profile gemma-270m]`. One task per experiment of reports/claims.
 
 Finished runs are not repeated: an interrupted or scheduled flow runs what is missing. Equivalent to `make claims`.
 """
@@ -33,15 +33,21 @@ Method = Annotated[str, WithJsonSchema({"type": "string", "enum": known_methods(
 """An enum: the UI offers the experiments, and the server rejects other names."""
 
 
-def chosen(methods: list[str] | None, root: Path) -> list[str]:
-    """The experiments to run: `methods`, or all but those of a profile, whose model may not be there. Raises ValueError for
-    unknown ones, listing those that exist."""
+def chosen(methods: list[str] | None, profile: str, root: Path) -> list[str]:
+    """The experiments to run: `methods`, or those of the profile, whose model must be there; "": those without one. Raises
+    ValueError for unknown ones, listing those that exist, and for a profile without any."""
     known = known_methods(root)
     unknown = sorted(set(methods or []) - set(known))
     if unknown:
         raise ValueError(f"unknown experiment {', '.join(unknown)}; reports/claims has {', '.join(known)}")
+    if methods:
+        return methods
     files = {name: root / PIPELINE.with_name(f"{name}.yaml") for name in known}
-    return methods or [name for name, file in files.items() if not (file.exists() and read_settings(file).get("profile"))]
+    profiles = {name: read_settings(file).get("profile") if file.exists() else None for name, file in files.items()}
+    if profile and profile not in profiles.values():
+        named = sorted({own for own in profiles.values() if own})
+        raise ValueError(f"no experiment has the profile {profile}; reports/claims has {', '.join(named) or 'none'}")
+    return [name for name, own in profiles.items() if own == (profile or None)]
 
 
 def target(method: str) -> str:
@@ -64,17 +70,18 @@ def board(root: str) -> None:
 
 
 @flow(name="claims")
-def claims(methods: list[Method] | None = None, root: str = "") -> dict[str, StageResult]:
+def claims(methods: list[Method] | None = None, profile: str = "", root: str = "") -> dict[str, StageResult]:
     """Bring the board of claims up to date. A failed experiment does not stop the others; the first failure is raised at the end.
 
     Args:
-        methods: Names of experiments in reports/claims, such as lite_ppo; empty: all without a profile.
+        methods: Names of experiments in reports/claims, such as lite_ppo; empty: all of the profile.
+        profile: The profile of the experiments to run, such as gemma-270m, whose model must be there; empty: those without one.
         root: The checkout; empty: that of this flow.
     """
     folder = Path(root or ROOT)
     states = {
         method: experiment.with_options(task_run_name=method)(method, str(folder), return_state=True)
-        for method in chosen(methods, folder)
+        for method in chosen(methods, profile, folder)
     }
     board(str(folder))
     done = {method: state.result() for method, state in states.items()}
@@ -87,10 +94,11 @@ def claims(methods: list[Method] | None = None, root: str = "") -> dict[str, Sta
 @command
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.claims", description="Bring the board of claims up to date.")
-    parser.add_argument("methods", nargs="*", metavar="METHOD", help="experiments in reports/claims; none: all without profile")
+    parser.add_argument("methods", nargs="*", metavar="METHOD", help="experiments in reports/claims; none: all of the profile")
+    parser.add_argument("--profile", default="", help="such as gemma-270m; none: the experiments without a profile")
     options = parser.parse_args()
     try:
-        claims(options.methods or None)
+        claims(options.methods or None, options.profile)
     except (StageFailedError, ValueError) as error:
         print(f"claims: {error}", file=sys.stderr)
         return 1

@@ -175,8 +175,10 @@ def test_each_claim_is_one_stage_of_the_claims_pipeline(tmp_path: Path) -> None:
     assert not (tmp_path / "one.txt").exists()
     assert run_stage(claims.target("two"), tmp_path, echo=lambda line: None).unchanged
     with pytest.raises(ValueError, match="unknown experiment three; reports/claims has one, two"):
-        claims.chosen(["three"], tmp_path)
-    assert claims.chosen(None, tmp_path) == claims.chosen([], tmp_path) == ["one", "two"]
+        claims.chosen(["three"], "", tmp_path)
+    assert claims.chosen(None, "", tmp_path) == claims.chosen([], "", tmp_path) == ["one", "two"]
     (tmp_path / claims.PIPELINE.with_name("two.yaml")).write_text("profile: gemma-270m\n")
-    assert claims.chosen(None, tmp_path) == ["one"], "its model may not be there"
-    assert claims.chosen(["two"], tmp_path) == ["two"]
+    assert claims.chosen(None, "", tmp_path) == ["one"], "its model may not be there"
+    assert claims.chosen(None, "gemma-270m", tmp_path) == claims.chosen(["two"], "", tmp_path) == ["two"]
+    with pytest.raises(ValueError, match="no experiment has the profile gemma; reports/claims has gemma-270m"):
+        claims.chosen(None, "gemma", tmp_path)

@@ -1,4 +1,5 @@
-"""The board of claims as a Prefect flow: `python -m flows.claims [METHOD ...] [--profile gemma-270m]`. One task per experiment of reports/claims.
+"""The board of claims as a Prefect flow: `python -m flows.claims [METHOD ...] [--profile gemma-270m]`. One task per experiment of
+reports/claims.
 
 Finished runs are not repeated: an interrupted or scheduled flow runs what is missing. Equivalent to `make claims`.
 """

@@ -15,8 +15,8 @@ from prefect import flow, task
 from pydantic import WithJsonSchema
 
 from flows.lifecycle import logger
-from flows.pipeline import StageResult, read_settings, run_stage
-from flows.process import ROOT, StageFailedError, capture
+from flows.pipeline import StageResult, run_stage
+from flows.process import BAD_PARAMETERS, ROOT, StageFailedError, capture
 from stages.runtime.command import command
 from stages.runtime.yaml_files import read_yaml
 
@@ -34,32 +34,20 @@ Method = Annotated[str, WithJsonSchema({"type": "string", "enum": known_methods(
 """An enum: the UI offers the experiments, and the server rejects other names."""
 
 
-def chosen(methods: list[str] | None, profile: str, root: Path) -> list[str]:
-    """The experiments to run: `methods`, or those of the profile, whose model must be there; "": those without one. Raises
-    ValueError for unknown ones, listing those that exist, and for a profile without any."""
-    known = known_methods(root)
-    unknown = sorted(set(methods or []) - set(known))
-    if unknown:
-        raise ValueError(f"unknown experiment {', '.join(unknown)}; reports/claims has {', '.join(known)}")
-    if methods:
-        return methods
-    files = {name: root / PIPELINE.with_name(f"{name}.yaml") for name in known}
-    profiles = {name: read_settings(file).get("profile") if file.exists() else None for name, file in files.items()}
-    if profile and profile not in profiles.values():
-        named = sorted({own for own in profiles.values() if own})
-        raise ValueError(f"no experiment has the profile {profile}; reports/claims has {', '.join(named) or 'none'}")
-    return [name for name, own in profiles.items() if own == (profile or None)]
-
-
-def target(method: str) -> str:
-    """DVC's name of an experiment's stage."""
-    return f"{PIPELINE}:claim@{method}"
+def chosen(methods: list[str] | None, profile: str, root: Path) -> dict[str, str]:
+    """The experiments to run, each with DVC's name of its stage, as `python -m stages.claims` chooses them: `methods`, or those
+    of the profile; "": those without one. Raises StageFailedError with what it says of unknown ones."""
+    options = [*(methods or []), *(["--profile", profile] if profile else [])]
+    done = capture([sys.executable, "-m", "stages.claims", "--targets", *options], root)
+    if done.returncode:
+        raise StageFailedError(done.stderr.strip(), BAD_PARAMETERS)
+    return {target.rpartition("@")[2]: target for target in done.stdout.split()}
 
 
 @task(retries=0)
-def experiment(method: str, root: str) -> StageResult:
+def experiment(target: str, root: str) -> StageResult:
     """Run what is missing of one experiment, and evaluate its claims."""
-    return run_stage(target(method), Path(root), {}, logger())
+    return run_stage(target, Path(root), {}, logger())
 
 
 @task(name="board", retries=0)
@@ -81,8 +69,8 @@ def claims(methods: list[Method] | None = None, profile: str = "", root: str = "
     """
     folder = Path(root or ROOT)
     states = {
-        method: experiment.with_options(task_run_name=method)(method, str(folder), return_state=True)
-        for method in chosen(methods, profile, folder)
+        method: experiment.with_options(task_run_name=method)(target, str(folder), return_state=True)
+        for method, target in chosen(methods, profile, folder).items()
     }
     board(str(folder))
     done = {method: state.result() for method, state in states.items()}
@@ -100,7 +88,7 @@ def main() -> int:
     options = parser.parse_args()
     try:
         claims(options.methods or None, options.profile)
-    except (StageFailedError, ValueError) as error:
+    except StageFailedError as error:
         print(f"claims: {error}", file=sys.stderr)
         return 1
     return 0

@@ -27,8 +27,6 @@ from stages.tracking import open_tracker
 
 if TYPE_CHECKING:
     from stages.agent.policy import Policy
-    from stages.environments.protocol import Domain
-    from stages.records.task import Task
 
 
 def log(context: StageContext, report: Mapping[str, Any]) -> None:
@@ -46,18 +44,11 @@ def log(context: StageContext, report: Mapping[str, Any]) -> None:
 
 
 def fit_models(
-    context: StageContext,
-    policy: Policy,
-    domain: Domain,
-    tasks: Sequence[Task],
-    rows: Sequence[Mapping[str, Any]],
-    pairs: Sequence[Mapping[str, Any]],
-    params: Annotate,
+    context: StageContext, policy: Policy, rows: Sequence[Mapping[str, Any]], pairs: Sequence[Mapping[str, Any]], params: Annotate
 ) -> dict[str, Any]:
-    """Fit the step-value model and, on request, the other models, and write them; their reports by name. rows, pairs: the trees'
-    nodes and preference pairs."""
+    """Fit the step-value model and, on request, Q-model and progress estimator, and write them; their reports by name. rows,
+    pairs: the trees' nodes and preference pairs."""
     from stages.annotation.fit_models import fit_progress, fit_q_model, fit_value_model, rollout_paths
-    from stages.annotation.judge_model import fit_judge_model
     from stages.values.q_model import save_none
 
     out, report = context.data / "annotated" / str(context.domain), {}
@@ -73,8 +64,6 @@ def fit_models(
     if params.progress.kind != "none":
         progress, report["progress"] = fit_progress(context, policy, params, split)
         progress.save(out / "progress_model")
-    if params.judge_model.kind != "none":
-        report["judge_model"] = fit_judge_model(context, policy, domain, tasks, rows, pairs, params.judge_model, out)
     return report
 
 
@@ -82,6 +71,7 @@ def run(context: StageContext) -> None:
     from stages.agent.constrained_engine import constrained
     from stages.agent.player import open_player
     from stages.agent.policy import load_policy
+    from stages.annotation.judge_model import fit_judge_model
     from stages.annotation.model_rollouts import learn_dynamics
     from stages.engine.engine import EngineSettings
 
@@ -118,8 +108,10 @@ def run(context: StageContext) -> None:
     report = {
         **summary(forest, labels, pairs, difficulty),
         **({"model_rollouts": dynamics.metrics} if dynamics is not None else {}),
-        **fit_models(context, policy, domain, tasks, forest.rows, pairs, params),
+        **fit_models(context, policy, forest.rows, pairs, params),
     }
+    if params.judge_model.kind != "none":
+        report["judge_model"] = fit_judge_model(context, policy, domain, tasks, forest.rows, pairs, params.judge_model, out)
     write_json(context.reports / "annotate" / f"{context.domain}.json", report)
     log(context, report)
     Checkpoints(context).clear()

@@ -261,11 +261,8 @@ def test_environments_and_values_do_not_import_algorithms() -> None:
 
 
 SHARED = {
-    Path("stages") / name
-    for name in (
-        "__init__.py",
-        *(f"runtime/{name}.py" for name in ("__init__", "command", "cores", "files", "git", "yaml_files")),
-    )
+    Path("stages") / f"{name}.py"
+    for name in ("__init__", *(f"runtime/{name}" for name in ("__init__", "command", "cores", "files", "git", "yaml_files")))
 }
 """Ending commands, writing files, reading YAML, counting cores and calling git, which are independent of the stages."""
 

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from stages.runtime.files import atomic_file, atomic_text
 from stages.runtime.validation import MOVED, RENAMED, ParamsError, parse_yaml
+from stages.runtime.yaml_files import read_yaml
 
 
 def _round_trip() -> Any:
@@ -127,7 +126,7 @@ def write_params(path: Path, text: str) -> None:
 def migrate(path: Path, defaults: Mapping[str, Any], pipeline: Path, check: Callable[[Mapping[str, Any], str], Any]) -> None:
     """Migrate a params.yaml of an earlier release (`migrated`) and print the changes. If `check` raises ParamsError for the
     result, the file is unchanged."""
-    stages = yaml.safe_load(pipeline.read_text(encoding="utf-8"))["stages"].values()
+    stages = read_yaml(pipeline)["stages"].values()
     listed = {key for stage in stages for key in stage.get("params", ()) if isinstance(key, str)}
     made = migrated(path, defaults, listed)
     check(parse_yaml(made.text.encode(), path), f"{path.name}, migrated")

@@ -1,5 +1,5 @@
-"""Reads the repository's own YAML files, such as dvc.yaml, quickly. Files that people edit are read by
-stages/runtime/validation.py, which points at mistakes."""
+"""Reads YAML files such as dvc.yaml and the board's experiments quickly. stages/runtime/validation.py reads params.yaml, and
+refuses what YAML would let pass."""
 
 from __future__ import annotations
 

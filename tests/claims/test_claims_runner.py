@@ -167,20 +167,3 @@ def test_different_starts_are_made_side_by_side_and_equal_ones_once(tmp_path: Pa
         starts = [workspace.folder for workspace in pool.map(runner.start, values)]
     assert starts[:2] == starts[2:]
     assert sorted(made) == sorted(folder.name for folder in set(starts))
-
-
-def test_a_start_is_paid_by_the_first_of_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Contract: what an experiment costs includes its starts, each once."""
-
-    def python(workspace: EvaluationWorkspace, arguments: list[str], threads: int) -> float:
-        (workspace.folder / ".dvc").mkdir(parents=True, exist_ok=True)
-        return 31.26 if arguments[0] == "-c" else 5.0
-
-    monkeypatch.setattr(EvaluationWorkspace, "python", python)
-    monkeypatch.setattr(ExperimentRunner, "folder", tmp_path / "runs")
-    for name in ("_check_out", "_link_model"):
-        monkeypatch.setattr(ExperimentRunner, name, lambda *arguments: None)
-    runner = ExperimentRunner(tmp_path, "c" * 40)
-    values = {"domains": ["search"], "resources": {}, "per_domain": {"search": {}}, "model": {"path": "data/base"}}
-    one, same = runner.start(values), runner.start(values)
-    assert [runner._made_in(one), runner._made_in(same)] == [31.3, 0.0]

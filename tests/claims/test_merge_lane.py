@@ -12,7 +12,8 @@ from stages.claims.arms import run_values, start_values
 from stages.claims.checks import check_environments, check_experiment
 from stages.claims.experiment import Experiment
 from stages.claims.plan import planned_runs
-from stages.claims.runner import ExperimentRunner
+from stages.claims.results import Results, cost_in_seconds
+from stages.claims.runner import DVC, ExperimentRunner
 from stages.evaluation.panels import EVALUATION_SCHEMA
 from stages.records.episode import write_table
 from stages.runtime.validation import ParamsError
@@ -170,6 +171,29 @@ def test_success_is_the_mean_over_domains(tmp_path: Path, monkeypatch: pytest.Mo
     assert [(row["cluster"], row["successes"]) for row in outcome.rows] == [("search:test-1", 1), ("textworld:test-1", 0)]
     assert [row["task_id"] for row in outcome.rows] == ["search:search-1", "textworld:textworld-1"]
     assert (outcome.environment_steps, outcome.seconds) == (0, 2.5)
+
+
+def test_a_start_is_paid_by_the_first_of_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: what an experiment costs includes its starts, each once."""
+
+    def python(workspace: EvaluationWorkspace, arguments: list[str], threads: int) -> float:
+        if arguments[1] == DVC:
+            (workspace.folder / ".dvc").mkdir()
+            return 31.26
+        made_rows(workspace, ["textworld", "search"])
+        return 2.5
+
+    monkeypatch.setattr(EvaluationWorkspace, "python", python)
+    monkeypatch.setattr(ExperimentRunner, "folder", tmp_path)
+    monkeypatch.setattr(ExperimentRunner, "code", "")
+    for name in ("_check_out", "_link_model"):
+        monkeypatch.setattr(ExperimentRunner, name, lambda *arguments: None)
+    one = Experiment.model_validate(MERGES)
+    runner, results = ExperimentRunner(tmp_path, "c" * 40, program="merge"), Results()
+    for run in planned_runs(one, {**PARAMS, "model": {"path": "data/base"}}, seeds=[0]):
+        results.add(run, runner.merge_and_evaluate(run.name, run.values, ["panel.success"]))
+    spent = [cost_in_seconds(outcome) for outcome in results.outcomes.values()]
+    assert spent == [pytest.approx(33.8), *[2.5] * (len(spent) - 1)]
 
 
 def test_panels_of_unequal_size_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import yaml
 
 import flows  # noqa: F401  (configures Prefect, so it comes before Prefect's import)
 from flows.pipeline import run_stage
-from flows.process import StageFailedError
+from flows.process import ROOT, StageFailedError
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.long(40)]
 DVC_YAML = """
@@ -170,15 +170,23 @@ def test_each_claim_is_one_stage_of_the_claims_pipeline(tmp_path: Path) -> None:
     (tmp_path / claims.PIPELINE).write_text(yaml.safe_dump({"stages": {"claim": entry}}))
     subprocess.run([sys.executable, "-m", "dvc", "init", "--no-scm", "--quiet"], cwd=tmp_path, check=True)
     assert claims.known_methods(tmp_path) == ["one", "two"]
-    done = run_stage(claims.target("two"), tmp_path, echo=lambda line: None)
+    target = f"{claims.PIPELINE}:claim@two"
+    done = run_stage(target, tmp_path, echo=lambda line: None)
     assert [name.rsplit(":", 1)[-1] for name in done.ran] == ["claim@two"]
     assert not (tmp_path / "one.txt").exists()
-    assert run_stage(claims.target("two"), tmp_path, echo=lambda line: None).unchanged
-    with pytest.raises(ValueError, match="unknown experiment three; reports/claims has one, two"):
-        claims.chosen(["three"], "", tmp_path)
-    assert claims.chosen(None, "", tmp_path) == claims.chosen([], "", tmp_path) == ["one", "two"]
-    (tmp_path / claims.PIPELINE.with_name("two.yaml")).write_text("profile: gemma-270m\n")
-    assert claims.chosen(None, "", tmp_path) == ["one"], "its model may not be there"
-    assert claims.chosen(None, "gemma-270m", tmp_path) == claims.chosen(["two"], "", tmp_path) == ["two"]
-    with pytest.raises(ValueError, match="no experiment has the profile gemma; reports/claims has gemma-270m"):
-        claims.chosen(None, "gemma", tmp_path)
+    assert run_stage(target, tmp_path, echo=lambda line: None).unchanged
+
+
+def test_the_claims_flow_runs_what_the_command_chooses() -> None:
+    """Contract: names as given; without names the experiments of the profile, of which one without a profile is none."""
+    from flows import claims
+
+    assert claims.chosen(["rover", "lite_ppo"], "", ROOT) == {
+        name: f"{claims.PIPELINE}:claim@{name}" for name in ("rover", "lite_ppo")
+    }
+    of_profile = claims.chosen(None, "gemma-270m", ROOT)
+    assert "arpo_gemma" in of_profile
+    assert "arpo" not in of_profile
+    with pytest.raises(StageFailedError, match="unknown experiment three") as refused:
+        claims.chosen(["three"], "", ROOT)
+    assert refused.value.bad_parameters

@@ -40,7 +40,7 @@ def chosen(methods: list[str] | None, profile: str, root: Path) -> dict[str, str
     options = [*(methods or []), *(["--profile", profile] if profile else [])]
     done = capture([sys.executable, "-m", "stages.claims", "--targets", *options], root)
     if done.returncode:
-        raise StageFailedError(done.stderr.strip(), BAD_PARAMETERS)
+        raise StageFailedError(done.stderr.strip().removeprefix("claim: "), BAD_PARAMETERS)
     return {target.rpartition("@")[2]: target for target in done.stdout.split()}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from stages.agent.frozen_head import frozen_head, in_chunks, is_frozen
@@ -36,6 +37,19 @@ def predicting_states(model: Any, token_ids: Tensor, mask: Tensor) -> Tensor:
 
 States = Callable[[Any, Tensor, Tensor], Tensor]
 """(model, token_ids [B, T], mask [B, T]) -> hidden states [n, D], as `predicting_states`."""
+
+
+def states_at(states: States, model: Any, token_ids: Tensor, places: Tensor) -> Tensor:
+    """Hidden states [B, K, D] of the tokens at `places` [B, K] of token_ids [B, T]; 0 for a place of -1."""
+    ids, real = functional.pad(token_ids, (0, 1)), places >= 0
+    rows, columns = real.nonzero(as_tuple=True)
+    following = places[rows, columns] + 1
+    mask = torch.zeros(ids.shape, dtype=torch.bool, device=ids.device)
+    mask[rows, following] = True
+    found = states(model, ids, mask)
+    number = mask.flatten().cumsum(0).view(mask.shape) - 1
+    read = torch.zeros(*places.shape, found.shape[-1], dtype=found.dtype, device=found.device)
+    return read.index_put((rows, columns), found[number[rows, following]])
 
 
 @dataclass(frozen=True)

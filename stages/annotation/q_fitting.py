@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from stages.agent.logprobs import States, states_at
+from stages.agent.shared_prefixes import fastest_states
 from stages.annotation.decisions import Decision, Rows
 from stages.engine.attention import use_attention
 from stages.seeding import seed_torch
@@ -27,10 +29,10 @@ def preference_loss(win: Tensor, lose: Tensor, beta: float) -> Tensor:
     return -logsigmoid(beta * (win - lose))
 
 
-def logprobs(model: PreferenceQ, of: Any, pairs: Sequence[Decision]) -> Tensor:
+def logprobs(model: PreferenceQ, of: Any, pairs: Sequence[Decision], states: States) -> Tensor:
     """Log-probabilities [P, 2] of winners and losers under `of`: the model's policy or its reference."""
     rows = Rows.of(pairs)
-    return model.logprobs(of, rows.token_ids, rows.mask).reshape(-1, 2)
+    return model.logprobs(of, rows.token_ids, rows.mask, states).reshape(-1, 2)
 
 
 def fit_preferences(
@@ -46,15 +48,16 @@ def fit_preferences(
     reference = copy.deepcopy(policy).float().eval().requires_grad_(False)
     use_attention(reference, "sdpa")
     model = PreferenceQ(copy.deepcopy(reference).requires_grad_(True), reference, params)
+    states = fastest_states(reference)
     # The frozen reference's log-probabilities are computed once.
     reference_logprobs: dict[int, Tensor] = {}
     with torch.no_grad():
         for run in fitting.token_batches(sorted(pairs, key=lambda pair: pair.width), micro_tokens):
-            for pair, both in zip(run, logprobs(model, reference, run), strict=True):
+            for pair, both in zip(run, logprobs(model, reference, run, states), strict=True):
                 reference_logprobs[id(pair)] = both
 
     def loss(run: Sequence[Decision]) -> Tensor:
-        h = logprobs(model, model.policy, run) - torch.stack([reference_logprobs[id(pair)] for pair in run])
+        h = logprobs(model, model.policy, run, states) - torch.stack([reference_logprobs[id(pair)] for pair in run])
         weight = torch.tensor([pair.total for pair in run], device=h.device)
         return (preference_loss(h[:, 0], h[:, 1], params.beta) * weight).sum()
 
@@ -87,10 +90,11 @@ def fit_regression(
     if params.ensemble is not None:
         model.start_apart(seed)
     model.train()
+    states = fastest_states(own)
 
     def loss(run: Sequence[Decision]) -> Tensor:
         rows = Rows.of(run)
-        hidden = values.hidden(rows.token_ids.to(device), rows.last[:, None].to(device))[:, 0]
+        hidden = states_at(states, own, rows.token_ids.to(device), rows.last[:, None].to(device))[:, 0].float()
         logits = model.member_logits(hidden)
         target = torch.tensor([q for decision in run for q in decision.q], device=device)
         weight = torch.tensor([weight for decision in run for weight in decision.weight], device=device)

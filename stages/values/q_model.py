@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from stages.agent.logprobs import head_logprobs, token_logprobs
+from stages.agent.logprobs import States, head_logprobs, token_logprobs
 from stages.engine.attention import use_attention
 from stages.records.card import Card
 from stages.runtime.files import atomic_folder, atomic_text
@@ -83,11 +83,11 @@ class PreferenceQ(nn.Module):
         """Summed log-probabilities [...], per token if `length_normalise` is set."""
         return logprobs / tokens.clamp(min=1) if self.params.length_normalise else logprobs
 
-    def logprobs(self, model: Any, token_ids: Tensor, mask: Tensor) -> Tensor:
+    def logprobs(self, model: Any, token_ids: Tensor, mask: Tensor, states: States) -> Tensor:
         """Normalised log-probability [R] under `model` of each row's tokens where `mask`; both [R, T]."""
         device = next(model.parameters()).device
         mask = mask.to(device)
-        return self.normalised(token_logprobs(model, token_ids.to(device), mask).sum(1), mask.sum(1))
+        return self.normalised(token_logprobs(model, token_ids.to(device), mask, states=states).sum(1), mask.sum(1))
 
     @torch.no_grad()
     def scores(self, history: Sequence[int], actions: Sequence[Sequence[int]]) -> Tensor:

@@ -22,9 +22,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from stages.agent.logprobs import States
+from stages.agent.logprobs import States, states_at
 from stages.seeding import seed_torch
 from stages.values.contract import ValueHead
 from stages.values.gaussian import GaussianHead, distribution, most_pessimistic
@@ -119,21 +118,10 @@ class TurnCriticModel(nn.Module):
             for mlp in (*self.q, *self.v):
                 mlp.linear.load_state_dict(start.output.state_dict())
 
-    def _read(self, token_ids: Tensor, places: Tensor) -> Tensor:
-        """Hidden states [B, K, D] of the tokens at `places` [B, K] of token_ids [B, T]; 0 for a place of -1."""
-        ids, real = functional.pad(token_ids, (0, 1)), places >= 0
-        rows, columns = real.nonzero(as_tuple=True)
-        following = places[rows, columns] + 1
-        mask = torch.zeros(ids.shape, dtype=torch.bool, device=ids.device)
-        mask[rows, following] = True
-        states = self._states(self.backbone, ids, mask)
-        number = mask.flatten().cumsum(0).view(mask.shape) - 1
-        read = torch.zeros(*places.shape, states.shape[-1], dtype=states.dtype, device=states.device)
-        return read.index_put((rows, columns), states[number[rows, following]])
-
     def logits(self, token_ids: Tensor, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
         """Both twins' logits of Q [2, B, U, outputs] at `after` [B, U] and of V [2, B, K, outputs] at `before` [B, K]."""
-        hidden = self._read(token_ids, torch.cat([after, before], 1)).to(self.q[0].linear.weight.dtype)
+        places = torch.cat([after, before], 1)
+        hidden = states_at(self._states, self.backbone, token_ids, places).to(self.q[0].linear.weight.dtype)
         of_actions, of_histories = hidden[:, : after.shape[1]], hidden[:, after.shape[1] :]
         return torch.stack([mlp(of_actions) for mlp in self.q]), torch.stack([mlp(of_histories) for mlp in self.v])
 

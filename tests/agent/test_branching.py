@@ -13,6 +13,7 @@ from stages.agent.branching import Fork, Path
 from stages.agent.environment_pool import EnvironmentPool
 from stages.agent.logprobs import score_tokens, token_logprobs
 from stages.agent.rollout import Labels, attempts, collect
+from stages.agent.shared_prefixes import make_layout
 from stages.algorithms.algorithm import resolve
 from stages.algorithms.batch import StepKeys
 from stages.algorithms.parts.branching import EntropyPlan
@@ -22,7 +23,6 @@ from stages.engine.sampling import candidate_entropy
 from stages.engine.torch_engine import TorchEngine
 from stages.records.episode import Episode, Owner
 from stages.training.common.batches import trajectory_batch
-from stages.training.common.shared_prefixes import make_layout
 
 SIZE = 6
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from adapters import adapted_policy
+from agent.test_shared_prefixes import make_batch
 
 from stages.agent.logprobs import token_logprobs
 from stages.agent.policy import load_policy
@@ -30,7 +31,6 @@ from stages.training.rl.critic import Critic
 from stages.training.rl.models import Models
 from stages.training.rl.policy_updates import PolicyUpdates
 from stages.values.settings import HeadParams
-from training.test_shared_prefixes import make_batch
 
 IDS = torch.arange(5, 29).reshape(2, 12)
 

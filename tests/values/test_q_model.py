@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from stages.agent.logprobs import States, predicting_states
 from stages.agent.policy import load_policy
+from stages.agent.shared_prefixes import make_layout, sharing_states
 from stages.annotation.decisions import Decision, Rows, sibling_decisions, step_pairs, trajectory_pairs
 from stages.annotation.pairs import pair_rows
 from stages.annotation.q_fitting import evaluate, fit_preferences, fit_regression, logprobs, preference_loss
@@ -87,7 +89,8 @@ def test_scores_equal_those_of_full_forward_passes(policy: Any) -> None:
     decision = Decision("t", history, actions, tuple((True,) * len(one) for one in actions), (0.0,) * 3, (1.0,) * 3)
     rows = Rows.of([decision])
     with torch.no_grad():
-        h = model.logprobs(other, rows.token_ids, rows.mask) - model.logprobs(policy.model, rows.token_ids, rows.mask)
+        h, reference = (model.logprobs(one, rows.token_ids, rows.mask, predicting_states) for one in (other, policy.model))
+        h -= reference
     found = model.scores(history, actions)
     torch.testing.assert_close(found, 0.5 * h, atol=1e-5, rtol=1e-5)
     assert found.abs().min() > 0
@@ -170,6 +173,38 @@ def test_regression_learns_the_labels(policy: Any, loss: str, tmp_path: Path) ->
     assert load_q_model(tmp_path, policy.folder).scores((1, 2, 3), ((4, 5), (7, 8))).equal(scores)
 
 
+@pytest.mark.parametrize("kind", ["regression", "step_dpo"])
+def test_reading_a_history_once_changes_nothing_but_the_time(policy: Any, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: a model fitted on shared histories is the one fitted on whole rows, and reads fewer tokens."""
+    rows = [row for task in "abcd" for row in tree(task)]
+    params = QModel(kind=kind, epochs=3, learning_rate=1e-3, batch_tokens=256)
+    read: list[int] = []
+
+    def counted(model: Any, token_ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        read.append(len(make_layout(token_ids, mask).ids))
+        return sharing_states(model, token_ids, mask)
+
+    def dense(model: Any, token_ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        read.append(token_ids.numel())
+        return predicting_states(model, token_ids, mask)
+
+    found = []
+    for states in (counted, dense):
+        monkeypatch.setattr("stages.annotation.q_fitting.fastest_states", lambda _, states=states: states)
+        read.clear()
+        if kind == "regression":
+            model, report = fit_regression(policy.model.base_model, sibling_decisions(rows, PARAMS), params, 0, 10_000)
+        else:
+            pairs = step_pairs(rows, pair_rows(rows, PARAMS))
+            model, report = fit_preferences(policy.model, pairs, params, 0, 10_000)
+        found.append((sum(read), report, model.scores((1, 2, 3), ((4, 5), (7, 8)))))
+    (fewer, once, scores), (more, whole, expected) = found
+    assert fewer < 0.7 * more
+    assert once.steps == whole.steps
+    torch.testing.assert_close(torch.tensor(once.history), torch.tensor(whole.history), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(scores, expected, atol=1e-3, rtol=1e-3)
+
+
 def test_conservative_term_pulls_scores_towards_the_policy(policy: Any) -> None:
     """Contract: with labels all equal, a large weight makes softmax(Q) the policy's shares: 3 to 1 is a difference of ln 3."""
     decision = sibling_decisions(tree(), PARAMS)[0]
@@ -226,11 +261,12 @@ def test_inapplicable_q_model_settings_are_rejected(changes: dict, reason: str) 
         Annotate(q_model=changes)
 
 
-def test_logprobs_of_pairs_are_winners_then_losers(policy: Any) -> None:
+@pytest.mark.parametrize("states", [predicting_states, sharing_states])
+def test_logprobs_of_pairs_are_winners_then_losers(policy: Any, states: States) -> None:
     (pair, *_) = trajectory_pairs(tree(), PARAMS)
     model = PreferenceQ(policy.model, policy.model, QModel(kind="trajectory_dpo"))
     with torch.no_grad():
-        found = logprobs(model, policy.model, [pair, pair])
+        found = logprobs(model, policy.model, [pair, pair], states)
         ids = torch.tensor([[*pair.history, *pair.actions[0]]])
         logits = torch.log_softmax(policy.model(input_ids=ids).logits, -1)[0]
     expected = sum(logits[place - 1, ids[0, place]] for place, own in enumerate([*[False] * 3, *pair.policy[0]]) if own)

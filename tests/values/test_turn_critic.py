@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from stages.agent.logprobs import predicting_states
+from stages.agent.logprobs import predicting_states, states_at
 from stages.agent.policy import load_policy
-from stages.training.common.shared_prefixes import sharing_states
+from stages.agent.shared_prefixes import sharing_states
 from stages.values.heads import make_head
 from stages.values.settings import HeadParams
 from stages.values.step_value import StepValueModel
@@ -118,7 +118,7 @@ def test_v_is_the_mean_of_q_over_the_policys_actions(backbone) -> None:
     turns = some_turns([[0.0], [0.0]])
     ids = turns.token_ids.clone()
     ids[1, :2] = ids[0, :2]  # one history
-    hidden = target._read(ids, turns.after)[:, 0].double()
+    hidden = states_at(predicting_states, target.backbone, ids, turns.after)[:, 0].double()
     weights = torch.linalg.lstsq(torch.cat([hidden, torch.ones(2, 1)], 1), torch.tensor([[1.0], [0.0]]).double()).solution[:, 0]
     for reader in target.q:
         reader.linear.weight.data.copy_(weights[None, :-1].float())

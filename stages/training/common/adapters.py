@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from stages.agent.policy import write_folder
+from stages.agent.recompute import recompute_layers
 from stages.agent.settings import Lora
 from stages.engine.adapters import CONFIG, PREFIX, WEIGHTS, AdapterError, low_rank
 from stages.seeding import seed_torch
-from stages.training.common.recompute import recompute_layers
 
 if TYPE_CHECKING:
     from stages.runtime.run_params import RunParams

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from stages.agent.chat import Chat
+from stages.agent.shared_prefixes import plan_shared
 from stages.records.episode import Episode, Owner
 from stages.seeding import permutation
 from stages.training.common.batches import padded, plan_micro_batches
-from stages.training.common.shared_prefixes import plan_shared
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def micro_batches(
     documents: Documents, rows: Sequence[int], tokens_per_batch: int, *, sharing: bool = False, least: int = 1
 ) -> list[list[int]]:
     """A step's documents in micro-batches of at most `tokens_per_batch` tokens. sharing: for
-    `stages.training.common.shared_prefixes.sharing_states`, at least `least`; otherwise of similar length, padded."""
+    `stages.agent.shared_prefixes.sharing_states`, at least `least`; otherwise of similar length, padded."""
     if sharing:
         return plan_shared(documents.token_ids, documents.mask, rows, tokens_per_batch, least)
     plan = plan_micro_batches([documents.lengths[row] for row in rows], tokens_per_batch)

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from stages.agent.logprobs import States, predicting_states, score_tokens, token_logprobs
+from stages.agent.recompute import recompute_layers, recomputes
+from stages.agent.shared_prefixes import can_share, plan_shared, sharing_states
 from stages.algorithms.algorithm import Algorithm
 from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.parts.credit import StepValues
@@ -36,8 +38,6 @@ from stages.training.common.kept import kept_of
 from stages.training.common.loop import Learner
 from stages.training.common.optimiser import make_optimiser, warmup_constant
 from stages.training.common.processes import Processes
-from stages.training.common.recompute import recompute_layers, recomputes
-from stages.training.common.shared_prefixes import can_share, plan_shared, sharing_states
 from stages.training.common.sparse_updates import SparseUpdates
 from stages.training.rl.critic import Critic, reward_start
 from stages.values.progress import ProgressEstimator

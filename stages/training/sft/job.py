@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from stages.agent.chat import Chat
-from stages.agent.logprobs import predicting_states, token_logprobs
+from stages.agent.logprobs import token_logprobs
 from stages.agent.policy import Policy, load_policy
+from stages.agent.shared_prefixes import can_share, fastest_states
 from stages.algorithms.batch import LossTerms
 from stages.engine.adapters import fold
 from stages.records.episode import Episode
@@ -22,7 +23,6 @@ from stages.training.common.ledger import Ledger
 from stages.training.common.loop import Job, Learner, Sums, Update, make_processes
 from stages.training.common.optimiser import make_optimiser, warmup_cosine
 from stages.training.common.processes import gather_full
-from stages.training.common.shared_prefixes import can_share, sharing_states
 from stages.training.sft.hints import demonstration_hints, demonstration_instructions
 from stages.training.sft.settings import Sft
 
@@ -93,7 +93,7 @@ class SftJob(Job):
         return micro_batches(documents, rows, self.tokens_per_batch, sharing=self.sharing, least=self.processes.least)
 
     def _logprobs(self, token_ids: Tensor, mask: Tensor) -> Tensor:
-        return token_logprobs(self.model, token_ids, mask, states=sharing_states if self.sharing else predicting_states)
+        return token_logprobs(self.model, token_ids, mask, states=fastest_states(self.model))
 
     def validation_loss(self) -> float:
         """Mean negative log-probability of the policy tokens of the validation demonstrations, nats."""

@@ -12,10 +12,10 @@ from torch import nn
 
 from stages.agent.logprobs import token_logprobs
 from stages.agent.policy import load_policy
+from stages.agent.recompute import recompute_layers
+from stages.agent.shared_prefixes import can_share
 from stages.engine.engine import Sampling
 from stages.engine.torch_engine import TorchEngine
-from stages.training.common.recompute import recompute_layers
-from stages.training.common.shared_prefixes import can_share
 from stages.training.rl.critic import Critic
 from stages.values.settings import HeadParams
 

@@ -27,9 +27,10 @@ from torch.nn import functional
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
+from stages.agent.logprobs import States, predicting_states
+from stages.agent.recompute import recomputes
 from stages.engine.architectures import LAYER_TYPES, windows
 from stages.engine.decoder import FAMILIES, hooked, rms_norm
-from stages.training.common.recompute import recomputes
 
 ATTENTION = "shared_prefixes"
 SPREAD = 1.5
@@ -310,6 +311,11 @@ def sharing_states(model: Any, token_ids: Tensor, mask: Tensor) -> Tensor:
     if model.config.model_type in FAMILIES and not hooked(model):
         return _through_layers(model.base_model, layout).index_select(0, torch.searchsorted(layout.wanted, predicting))
     return _through_model(model, layout).index_select(0, predicting)
+
+
+def fastest_states(model: Any) -> States:
+    """How to compute hidden states of rows with common prefixes: `sharing_states` if the model can share."""
+    return sharing_states if can_share(model) else predicting_states
 
 
 def _through_model(model: Any, layout: Layout) -> Tensor:

@@ -11,9 +11,11 @@ import pytest
 import torch
 from device import DEVICE
 from engine.architectures import MAKERS, make
+from training.toys import make_episode
 
 from stages.agent.logprobs import predicting_states, token_logprobs
 from stages.agent.policy import load_policy
+from stages.agent.shared_prefixes import by_products, can_share, in_order, make_layout, plan_shared, sharing_states
 from stages.algorithms.algorithm import resolve
 from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.settings import Rl
@@ -23,10 +25,8 @@ from stages.runtime.resources import Resources
 from stages.training.common.batches import take, trajectory_batch
 from stages.training.common.ledger import Ledger
 from stages.training.common.loop import make_processes
-from stages.training.common.shared_prefixes import by_products, can_share, in_order, make_layout, plan_shared, sharing_states
 from stages.training.rl.models import Models
 from stages.training.rl.policy_updates import PolicyUpdates
-from training.toys import make_episode
 
 PROMPTS = {"a": 30, "b": 45, "c": 12}
 TURNS = {"a": [[3, 2], [1], [5, 2, 1], [2]], "b": [[4], [2, 2, 1], [1, 1]], "c": [[6], [3]]}
@@ -109,7 +109,7 @@ def test_layout_holds_each_distinct_prefix_once(model):
 @pytest.mark.parametrize("families", [FAMILIES, ()], ids=["layers", "model"])
 def test_states_are_those_of_the_dense_pass(model, families, monkeypatch):
     """Contract: both by the layers' modules and by the forward pass of a model of an unknown family."""
-    monkeypatch.setattr("stages.training.common.shared_prefixes.FAMILIES", families)
+    monkeypatch.setattr("stages.agent.shared_prefixes.FAMILIES", families)
     batch = with_equal_turns(make_batch(model.config.vocab_size))
     for rows in plan_shared(batch.token_ids, batch.mask, range(batch.size), 90):
         micro = take(batch, rows, DEVICE)
@@ -127,7 +127,7 @@ def test_windows_give_states_and_gradients_of_the_dense_pass(name: str, products
     """Contract: for every model of the decoder, prompts of 30 and 45 tokens being longer than its windows of 24; also by
     products, as on a GPU."""
     if products:
-        monkeypatch.setattr("stages.training.common.shared_prefixes._in_products", lambda *_: True)
+        monkeypatch.setattr("stages.agent.shared_prefixes._in_products", lambda *_: True)
     model = make(name).to(DEVICE)
     assert can_share(model)
     found = {}
@@ -249,7 +249,7 @@ def test_states_in_bfloat16_are_those_of_the_dense_pass(name: str, weights: torc
         called.append(queries.dtype)
         return by_products(queries, *others)
 
-    monkeypatch.setattr("stages.training.common.shared_prefixes.by_products", products)
+    monkeypatch.setattr("stages.agent.shared_prefixes.by_products", products)
     model = make(name).to(DEVICE)
     micro = take(with_equal_turns(make_batch(model.config.vocab_size)), range(9), DEVICE)
     with torch.no_grad():

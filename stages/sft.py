@@ -21,6 +21,7 @@ from stages.training.sft.settings import Sft
 
 if TYPE_CHECKING:
     from stages.agent.policy import Policy
+    from stages.training.common.documents import Documents
     from stages.training.sft.job import SftJob
 
 
@@ -53,14 +54,15 @@ def draw(episodes: list[Episode], count: int | None, seed: int) -> list[Episode]
     return [episode for episode in episodes if episode.episode_id in drawn]
 
 
-def controlled(context: StageContext, policy: Policy) -> dict[str, Any]:
+def controlled(context: StageContext, policy: Policy, demonstrations: Documents | None) -> dict[str, Any]:
     """Fine-tune the policy to an assembly's preferences, if sft.control says so; the report's part on it."""
     params = context.params
     if params.sft.control.kind == "none":
         return {}
     from stages.judging.control import control
 
-    found = control(policy, params.sft.control, params.model.max_length, params.seed, params.resources.tokens_per_batch)
+    micro_tokens = params.resources.tokens_per_batch
+    found = control(policy, params.sft.control, demonstrations, params.model.max_length, params.seed, micro_tokens)
     for name, value in found.items():
         context.metric(f"control/{name}", value)
     return {"control": {"kind": params.sft.control.kind, **found}}
@@ -74,7 +76,7 @@ def keep_base(context: StageContext) -> None:
 
     policy = load_policy(context.params.model.path, root=context.root)
     check_served(policy.folder, context.params.model.max_length)
-    steered = controlled(context, policy)
+    steered = controlled(context, policy, None)
     save_policy(policy.model, policy.tokenizer, context.data / "models" / "sft")
     write_history(context.reports / "sft" / "history.csv", [])
     none = {split: dict.fromkeys(context.params.domains, 0) for split in ("train", "valid")}
@@ -95,7 +97,7 @@ def write_outputs(
     from stages.training.sft.job import whole_policy
 
     model = whole_policy(job, policy, context.params.model.path, bool(context.params.model.lora.rank), context.root)
-    steered = controlled(context, replace(policy, model=model))
+    steered = controlled(context, replace(policy, model=model), job.train)
     save_policy(model, policy.tokenizer, context.data / "models" / "sft")
     write_history(context.reports / "sft" / "history.csv", history)
     counts = {

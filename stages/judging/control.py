@@ -4,12 +4,15 @@
     sampled   the same with a_q drawn as 0 or 1;  majority  with a_q rounded
 
 a_q is the share of the assembly's members that choose A: member k has utilities u_k = u + spread * N(0, 1) of the outcomes.
+
+The questions alone would make a small model forget what the demonstrations taught it. So every question comes with one of them,
+whose mean negative log-probability per token, times `rehearsal`, is added to L_q. The paper does not say how it keeps the rest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from stages.agent.policy import Policy
@@ -21,22 +24,26 @@ from stages.seeding import permutation, stream
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from stages.training.common.documents import Documents
+
 SECTION = "sft.control"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Tokens of a question in one order, and the share of the first option to learn."""
+    """Tokens of a question in one order, the share of the first option to learn, and the demonstration to rehearse, by its number
+    and its length; None: none."""
 
     task_id: str
     token_ids: list[int]
     share: float
+    demonstration: tuple[int, int] | None = None
 
     rows = 1
 
     @property
     def width(self) -> int:
-        return len(self.token_ids)
+        return len(self.token_ids) + (self.demonstration[1] if self.demonstration else 0)
 
 
 def soft_losses(logits: Tensor, shares: Tensor) -> Tensor:
@@ -75,10 +82,25 @@ def agreement(chooser: Chooser, outcomes: Sequence[str], shares: dict[tuple[int,
     return right / max(1, len(pairs))
 
 
-def control(policy: Policy, params: Control, max_length: int, seed: int, micro_tokens: int) -> dict[str, float]:
-    """Train the policy's model in place; returns agreement with the assembly on held-out pairs before and after, and losses."""
+def rehearsed(choices: Sequence[Choice], demonstrations: Documents, seed: int) -> list[Choice]:
+    """The choices, each with one of the demonstrations, which are used in turn in a random order."""
+    order = permutation(range(demonstrations.size), "control.rehearsal", seed)
+    numbers = [order[place % len(order)] for place in range(len(choices))]
+    return [
+        replace(choice, demonstration=(number, demonstrations.lengths[number]))
+        for choice, number in zip(choices, numbers, strict=True)
+    ]
+
+
+def control(
+    policy: Policy, params: Control, demonstrations: Documents | None, max_length: int, seed: int, micro_tokens: int
+) -> dict[str, float]:
+    """Train the policy's model in place; returns agreement with the assembly on held-out pairs before and after, and losses.
+    demonstrations: to rehearse; None: none."""
     import torch
 
+    from stages.agent.logprobs import token_logprobs
+    from stages.agent.shared_prefixes import fastest_states
     from stages.values import fitting
 
     outcomes, shares = list(params.outcomes), assembly_shares(params, seed)
@@ -92,9 +114,20 @@ def control(policy: Policy, params: Control, max_length: int, seed: int, micro_t
         for one, other, share in ((i, j, learnt), (j, i, 1 - learnt)):
             examples.append(Choice(f"{i}-{j}", chooser.prompt_tokens(outcomes[one], outcomes[other]), share))
 
+    if demonstrations is not None and params.rehearsal:
+        examples = rehearsed(examples, demonstrations, seed)
+    states = fastest_states(policy.model)
+
     def loss(run: Sequence[Choice]) -> Tensor:
         logits = chooser.logits([one.token_ids for one in run])[:, chooser.option_tokens]
-        return soft_losses(logits, torch.tensor([one.share for one in run], device=logits.device)).sum()
+        total = soft_losses(logits, torch.tensor([one.share for one in run], device=logits.device)).sum()
+        rows = [one.demonstration[0] for one in run if one.demonstration]
+        if rows:
+            assert demonstrations is not None
+            token_ids, mask = demonstrations.take(rows, logits.device)
+            logprobs = token_logprobs(policy.model, token_ids, mask, states=states)
+            total = total - params.rehearsal * (logprobs.sum(1) / mask.sum(1)).sum()
+        return total
 
     measuring = {pair: shares[pair] for pair in held}
     before = agreement(chooser, outcomes, measuring)

@@ -77,6 +77,8 @@ class Control(Fitting):
     """Pairs to train on, all of them if there are no more."""
     valid_share: Share = 0.2
     """Share of the pairs that measure agreement before and after."""
+    rehearsal: NonNegative = 1.0
+    """Weight of the loss of one demonstration per question, which keeps what SFT has taught; 0: questions alone."""
     question: str = "which is better?"
     """As evaluate.utilities.question."""
     options: Options = Field(default_factory=lambda: ["A", "B"])

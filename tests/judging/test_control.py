@@ -9,12 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from stages.agent.logprobs import token_logprobs
 from stages.agent.policy import Policy, load_policy
 from stages.judging.chooser import Chooser
-from stages.judging.control import assembly_shares, control, soft_losses, target
+from stages.judging.control import Choice, assembly_shares, control, rehearsed, soft_losses, target
 from stages.judging.settings import JudgeModel
 from stages.judging.utility_settings import Control
 from stages.records.sections import params_hash
+from stages.training.common.documents import Documents
+from stages.training.sft.settings import Sft
 
 OUTCOMES = {"key": 2.0, "lamp": 1.0, "box": 0.0, "door": -1.0, "room": -2.0, "barn": -3.0}
 
@@ -77,8 +80,45 @@ def test_it_raises_agreement_on_held_out_pairs(policy: Policy, kind: str) -> Non
         kind=kind, outcomes=OUTCOMES, spread=0.0, options=["a", "b"], epochs=24, learning_rate=0.01, batch_tokens=1024
     )
     trained = replace(policy, model=copy.deepcopy(policy.model))
-    found = control(trained, params, 128, 0, 4096)
+    found = control(trained, params, None, 128, 0, 4096)
     assert found["loss_last"] < found["loss_first"]
     assert found["agreement_after"] >= max(found["agreement_before"], 0.6)
     assert (found["questions"], found["held_out"]) == (12, 3)
     assert not torch.equal(next(trained.model.parameters()), next(policy.model.parameters()))
+
+
+def log_likelihoods(policy: Policy, demonstrations: Documents) -> torch.Tensor:
+    with torch.no_grad():
+        logprobs = token_logprobs(policy.model, demonstrations.token_ids, demonstrations.mask)
+    return logprobs.sum(1) / demonstrations.mask.sum(1)
+
+
+def test_rehearsal_keeps_the_demonstrations(policy: Policy) -> None:
+    """Contract: beside the questions the policy's demonstrations become no less likely; without rehearsal they do. Micro-batches
+    change nothing."""
+    rows = [[5, 6, 7, 20 + place, 30 + place] for place in range(6)]
+    demonstrations = Documents(torch.tensor(rows), torch.tensor([[False] * 3 + [True] * 2] * 6), [5] * 6)
+    settings = {"outcomes": OUTCOMES, "options": ["a", "b"], "epochs": 12, "learning_rate": 0.01, "batch_tokens": 1024}
+    before, found = log_likelihoods(policy, demonstrations), {}
+    for name, weight, micro in (("kept", 1.0, 4096), ("kept in parts", 1.0, 64), ("forgotten", 0.0, 4096)):
+        trained = replace(policy, model=copy.deepcopy(policy.model))
+        control(trained, Control(kind="soft", rehearsal=weight, **settings), demonstrations, 128, 0, micro)
+        found[name] = log_likelihoods(trained, demonstrations)
+    assert found["kept"].min() > before.min()
+    assert found["kept"].mean() > before.mean() + 1.0 > found["forgotten"].mean() + 1.0
+    torch.testing.assert_close(found["kept in parts"], found["kept"], atol=1e-2, rtol=1e-2)
+
+
+def test_demonstrations_are_rehearsed_in_turn() -> None:
+    choices = [Choice("0-1", [1, 2], 0.5)] * 5
+    demonstrations = Documents(torch.zeros(2, 4, dtype=torch.int64), torch.ones(2, 4, dtype=torch.bool), [3, 4])
+    numbers = [one.demonstration[0] for one in rehearsed(choices, demonstrations, 0) if one.demonstration]
+    assert sorted(numbers[:2]) == [0, 1]
+    assert numbers[2:] == [*numbers[:2], numbers[0]]
+    assert {one.width for one in rehearsed(choices, demonstrations, 0)} == {5, 6}
+
+
+def test_rehearsal_without_demonstrations_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"control\.rehearsal needs demonstrations"):
+        Sft(demonstrations=0, control={"kind": "soft", "outcomes": OUTCOMES})
+    assert Sft(demonstrations=0, control={"kind": "soft", "outcomes": OUTCOMES, "rehearsal": 0.0}).control.rehearsal == 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from stages.judging.utility_settings import Control
 from stages.runtime.validation import Count, NonNegative, Positive, Section, Share
@@ -41,3 +41,12 @@ class Sft(Section):
     """Steps."""
     control: Control = Control()
     """Fine-tuning to an assembly's preferences after the demonstrations."""
+
+    @model_validator(mode="after")
+    def _can_rehearse(self) -> Sft:
+        if self.demonstrations == 0 and self.control.kind != "none" and self.control.rehearsal:
+            raise ValueError(
+                "control.rehearsal needs demonstrations, of which sft.demonstrations: 0 leaves none; set control.rehearsal to "
+                "0, or sft.demonstrations to null"
+            )
+        return self

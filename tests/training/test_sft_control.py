@@ -46,7 +46,7 @@ def test_it_follows_the_demonstrations_and_resumes_to_the_same_bytes(make_contex
 
 
 def test_the_base_model_is_controlled_without_demonstrations(make_context, tiny_policy) -> None:
-    context = make_context("sft", sft={"demonstrations": 0, "control": CONTROL})
+    context = make_context("sft", sft={"demonstrations": 0, "control": {**CONTROL, "rehearsal": 0.0}})
     sft.run(context)
     assert report(context)["steps"] == 0
     assert report(context)["control"]["questions"] == 8

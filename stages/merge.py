@@ -2,8 +2,10 @@
 
 data/models/rl/<domain> of every domain, in order -> data/models/merged (merge.method), data/models/merged_linear and
 reports/merge.json (method, resolved parameters, diagnostics of the task vectors). A specialist may be a LoRA adapter, whose
-weights are merged into the base's tensor by tensor as they are read. With one domain, the merge is that specialist. Method distil
-trains the merged model on the specialists' episodes instead, played in data/curated/<domain>.
+weights are merged into the base's tensor by tensor as they are read. With one domain, the merge is that specialist.
+
+Two methods train the merged model instead: distil on the specialists' episodes, played in data/curated/<domain>, and joint_rl on
+its own, as the stage rl does on one domain, from that stage's inputs.
 """
 
 from __future__ import annotations
@@ -66,12 +68,21 @@ def remarks(method: str, params: MergeParams, totals: Mapping[str, Any] | None, 
     return merger.scan_report(totals, params, list(diagnostics["models"]))
 
 
+def train(context: StageContext, method: str, base: Path, settings: Any) -> dict[str, Any]:
+    """Train data/models/merged by a method that trains; its part of the report."""
+    from stages.training import distillation
+    from stages.training.rl import joint
+
+    trainers = {"distil": distillation.train, "joint_rl": joint.train}
+    return trainers[method](context, base, settings)
+
+
 def run(context: StageContext) -> None:
     from stages.merging.diagnostics import measure, relative_distance
     from stages.merging.registry import bind, get_merger, used_parameters
 
     merge, domains = context.params.merge, context.params.domains
-    keep_only(context.root, domains, ["data/curated", "data/models/rl"])
+    keep_only(context.root, domains, ["data/annotated", "data/curated", "data/models/rl", "data/rollouts"])
     base = base_folder(context)
     # The baseline is the plain average: other methods' settings do not apply to it.
     average = bind("linear", merge.weights_of(domains))
@@ -81,9 +92,7 @@ def run(context: StageContext) -> None:
     merger, linear_result = get_merger(method), merge_into(context, "merged_linear", "linear", base, average)
     trained, totals = {}, None
     if merger.trains:
-        from stages.training.distillation import distil
-
-        trained = distil(context, base, params.settings.distil)
+        trained = train(context, method, base, params.settings)
     else:
         totals = merge_into(context, "merged", method, base, params).totals
     models = [context.data / "models" / "rl" / domain for domain in domains]

@@ -59,7 +59,7 @@ def controlled(context: StageContext, policy: Policy, demonstrations: Documents 
     params = context.params
     if params.sft.control.kind == "none":
         return {}
-    from stages.judging.control import control
+    from stages.training.sft.control import control
 
     micro_tokens = params.resources.tokens_per_batch
     found = control(policy, params.sft.control, demonstrations, params.model.max_length, params.seed, micro_tokens)

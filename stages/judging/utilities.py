@@ -35,7 +35,7 @@ CARD = Card(
     "and batches are ours; a coherent model need not have good values",
     reduces_to="equal variances: Thurstone's case V; choices of 0 and 1 in a total order: sorting; control majority: "
     "fine-tuning on single choices",
-    tested_by="tests/judging/test_utilities.py, tests/judging/test_control.py, tests/evaluation/test_utilities.py",
+    tested_by="tests/judging/test_utilities.py, tests/training/test_choice_control.py, tests/evaluation/test_utilities.py",
     switch="evaluate.utilities: {outcomes: [...]}; sft.control.kind: soft",
 )
 Asked = Callable[[Sequence[tuple[str, str]]], list[tuple[float, float]]]

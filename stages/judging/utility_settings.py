@@ -63,7 +63,7 @@ class Utilities(Section):
 
 
 class Control(Fitting):
-    """Fine-tuning to an assembly's preferences, after the demonstrations: stages/judging/control.py."""
+    """Fine-tuning to an assembly's preferences, after the demonstrations: stages/training/sft/control.py."""
 
     kind: Literal["none", "soft", "sampled", "majority"] = "none"
     """soft: both options by their shares of the assembly; sampled: one option drawn by them; majority: the more frequent one."""

@@ -28,6 +28,7 @@ from stages.training.sft.job import SftJob, whole_policy
 from stages.training.sft.settings import Sft
 
 if TYPE_CHECKING:
+    from stages.merging.methods import distil
     from stages.merging.methods.distil import Distillation
     from stages.runtime.stage import StageContext
 
@@ -37,10 +38,10 @@ CHUNK = 400
 """Episodes between checkpoints."""
 
 
-def distil(context: StageContext, base: Path, settings: Distillation) -> dict[str, Any]:
+def train(context: StageContext, base: Path, own: distil.Settings) -> dict[str, Any]:
     """Train data/models/merged from the policy in `base`; the costs and results, for the report. Raises ValueError if no
     specialist succeeds."""
-    checkpoints = Checkpoints(context, classes=(Outcome,))
+    settings, checkpoints = own.distil, Checkpoints(context, classes=(Outcome,))
     learnt: list[Episode] = []
     report: dict[str, Any] = {"domains": {}}
     for domain, panel in load_panels(context.data / "curated", context.params.domains, "train").items():

@@ -49,6 +49,17 @@ def _overlap_table(diagnostics: Mapping[str, Any]) -> Table:
     return Table("Overlap beside chance", ("specialists", "Jaccard index", "overlap / overlap of independent changes"), rows)
 
 
+def _joint_table(joint: Mapping[str, Any]) -> Table:
+    """What the policy of `merge.method: joint_rl` played on each domain, and its success in the first and last fifth of it."""
+    rows = [
+        [domain, *(str(found[key]) for key in ("steps", "episodes", "environment_steps"))]
+        + [percent(found.get(key)) for key in ("success_first", "success_last")]
+        for domain, found in joint["domains"].items()
+    ]
+    columns = ("domain", "steps", "episodes", "environment steps", "success, first fifth", "success, last fifth")
+    return Table("Joint reinforcement learning, domains in turn", columns, rows)
+
+
 def merge_section(inputs: Inputs) -> Section:
     merge = inputs.merge
     diagnostics = (merge or {}).get("diagnostics") or {}
@@ -63,6 +74,8 @@ def merge_section(inputs: Inputs) -> Section:
     if isinstance(distance, (int, float)):
         text += f" Distance to the linear average, relative to that of the average from the start: {distance:.2f}."
     blocks.append(Text(text))
+    if "joint_rl" in merge:
+        blocks.append(_joint_table(merge["joint_rl"]))
     models = diagnostics.get("models") or {}
     domains = [domain for domain in inputs.params.domains if domain in models] or sorted(models)
     if models:

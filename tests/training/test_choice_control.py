@@ -12,11 +12,11 @@ import torch
 from stages.agent.logprobs import token_logprobs
 from stages.agent.policy import Policy, load_policy
 from stages.judging.chooser import Chooser
-from stages.judging.control import Choice, assembly_shares, control, rehearsed, soft_losses, target
 from stages.judging.settings import JudgeModel
 from stages.judging.utility_settings import Control
 from stages.records.sections import params_hash
 from stages.training.common.documents import Documents
+from stages.training.sft.control import Choice, assembly_shares, control, rehearsed, soft_losses, target
 from stages.training.sft.settings import Sft
 
 OUTCOMES = {"key": 2.0, "lamp": 1.0, "box": 0.0, "door": -1.0, "room": -2.0, "barn": -3.0}

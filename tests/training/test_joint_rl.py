@@ -76,7 +76,7 @@ def test_the_report_shows_what_each_domain_gained() -> None:
         SimpleNamespace(merge=merged, params=SimpleNamespace(domains=["search"], merge=SimpleNamespace(method="joint_rl")))
     ).blocks  # type: ignore[arg-type]
     (table,) = [block for block in blocks if isinstance(block, Table) and block.title.startswith("Joint")]
-    assert table.rows == [["search", "20", "640", "1900", "25.4 %", "61.1 %"]]
+    assert table.rows == [["search", "20", "640", "1900", "25 %", "61 %"]]
 
 
 @pytest.mark.parametrize(("step", "lora"), [(3, 0), pytest.param(4, 4, marks=pytest.mark.slow)])

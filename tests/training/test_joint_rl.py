@@ -13,14 +13,14 @@ import pytest
 
 from stages import merge, rl
 from stages.agent.policy import load_policy
-from stages.algorithms.algorithm import resolve
-from stages.algorithms.settings import Rl
+from stages.params import parse_params
 from stages.reporting.blocks import Table
 from stages.reporting.sections.merging import merge_section
 from stages.runtime.stage import StageContext
+from stages.runtime.validation import ParamsError
 from stages.training.common.loop import Update
 from stages.training.rl import joint
-from stages.training.rl.joint import JointJob, unfit
+from stages.training.rl.joint import JointJob
 from training.toys import SHORT_RUN, FirstLetterEnvironment, KilledError, kill_at_step, outputs
 
 Make = Callable[..., StageContext]
@@ -158,17 +158,13 @@ def test_domains_share_the_optimiser_and_the_reference_alone() -> None:
     ("changes", "reason"),
     [
         ({"algorithm": "rejection_sft"}, "rejection_sft learns from stored data and plays nothing"),
-        ({"warm_start": {"algorithm": "tree_bc"}}, "rl.warm_start trains the policy before its turn"),
+        ({"warm_start": {"algorithm": "tree_bc"}}, "rl.warm_start trains before the policy's first turn"),
         ({"algorithm": "ssp"}, "ssp plays in a team or makes its own tasks"),
         ({"algorithm": "marft"}, "marft plays in a team or makes its own tasks"),
     ],
 )
-def test_algorithms_that_cannot_take_turns_are_named(changes: dict[str, Any], reason: str) -> None:
-    assert reason in str(unfit(resolve(Rl(**changes), 640)))
-
-
-def test_algorithms_that_cannot_take_turns_are_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert unfit(resolve(Rl(), 640)) is None
-    monkeypatch.setattr(joint, "unfit", lambda _: "it does not play")
-    with pytest.raises(ValueError, match=r"merge\.method joint_rl can't learn toy: it does not play; change it"):
-        merge.run(make())
+def test_algorithms_that_cannot_take_turns_are_refused(changes: dict[str, Any], reason: str) -> None:
+    values = {"domains": ["toy"], "per_domain": {"toy": {}}, "rl": changes}
+    assert parse_params(values).rl
+    with pytest.raises(ParamsError, match=f"in per_domain.toy: merge.method joint_rl trains one policy .*{reason}"):
+        parse_params({**values, "merge": {"method": "joint_rl"}})

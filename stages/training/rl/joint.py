@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stages.agent.policy import Policy, load_policy, save_policy
-from stages.algorithms.algorithm import Algorithm, resolve
+from stages.algorithms.algorithm import resolve
 from stages.engine.adapters import fold
 from stages.environments.registry import open_domain
 from stages.records.episode import Episode, TurnRecord
@@ -87,31 +87,16 @@ class JointJob(Job):
             job.load_state_dict(state["jobs"][domain])
 
 
-def unfit(algorithm: Algorithm) -> str | None:
-    """Why the algorithm can't take turns with others on one policy, or None."""
-    rl = algorithm.rl
-    if algorithm.method.data != "episodes":
-        return f"rl.algorithm {algorithm.card.slug} learns from stored data and plays nothing"
-    if rl.warm_start:
-        return "rl.warm_start trains the policy before its turn"
-    if rl.advantage.estimator == "team" or rl.tasks.source != "static":
-        return f"rl.algorithm {algorithm.card.slug} plays in a team or makes its own tasks, which one policy for all does without"
-    return None
-
-
 def _job(context: StageContext, policy: Policy, processes: Processes, domain: str) -> OnlineJob:
-    """The stage rl's job of `domain`. Raises ValueError for an algorithm that does not play."""
+    """The stage rl's job of `domain`, whose method plays, as params.yaml is checked for (stages/algorithms/resolve.py)."""
     # Without a tracker: metrics of several domains would share their names.
     own = replace(context, domain=domain, tracker=Tracker())
     algorithm = resolve(own.section("rl"), own.params.model.max_length)
-    if problem := unfit(algorithm):
-        raise ValueError(f"merge.method joint_rl can't learn {domain}: {problem}; change it, or choose another merge.method")
     return OnlineJob(own, algorithm, policy, processes, open_domain(domain, own.params.per_domain[domain].environment))
 
 
 def train(context: StageContext, base: Path, _: Any) -> dict[str, Any]:
-    """Train data/models/merged from the policy in `base`; the domains' results, for the report. Raises ValueError if a domain's
-    algorithm does not play."""
+    """Train data/models/merged from the policy in `base`; the domains' results, for the report."""
     params = context.params
     processes = make_processes(params.resources)
     policy = load_policy(base, device=str(processes.device), precision=weight_precision(params), attention="sdpa")

@@ -43,6 +43,12 @@ class Work(Section):
     """Tokens in the loss, summed over epochs."""
 
 
+def total(items: Sequence[Work], name: str) -> int | None:
+    """Sum of one count over those that have it; None if none has."""
+    values = [value for item in items if (value := getattr(item, name)) is not None]
+    return sum(values) if values else None
+
+
 class Measured(Section):
     """Time and memory of a stage on the machine it ran on; fields as in stages.runtime.costs.Cost."""
 

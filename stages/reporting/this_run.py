@@ -7,7 +7,7 @@ from typing import Any
 
 from stages.records.episode import DRAWN
 from stages.reporting.inputs import ROLLOUTS, Inputs
-from stages.reporting.kept import Run, Success, Work
+from stages.reporting.kept import Run, Success, Work, total
 
 
 def solved(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[int]]]:
@@ -44,6 +44,32 @@ def _evaluation_work(evaluation: Mapping[str, Any]) -> Work:
     return Work(episodes=episodes, sampled_tokens=round(sum(tokens) * attempts) if tokens else None)
 
 
+def _rl_work(report: Mapping[str, Any] | None, epochs: int) -> Work:
+    trained, dropped = _trained(report), _at(report, "ledger/policy_tokens_dropped")
+    no_rollouts = _at(report, "environment_steps") == 0
+    return Work(
+        episodes=_at(report, "episodes"),
+        environment_steps=_at(report, "environment_steps") or None,
+        steps=_at(report, "steps"),
+        sampled_tokens=None if trained is None or dropped is None or no_rollouts else (trained + dropped) // epochs,
+        trained_tokens=trained,
+    )
+
+
+def _merge_work(inputs: Inputs) -> Work:
+    """What a method that trains the merged model played and trained; nothing for one that merges weights."""
+    merge = inputs.merge or {}
+    if joint := merge.get("joint_rl"):
+        parts = [_rl_work(found, inputs.params.section("rl", domain).epochs) for domain, found in joint["domains"].items()]
+    elif distil := merge.get("distil"):
+        names = ("episodes", "environment_steps", "sampled_tokens")
+        parts = [Work(**{name: found[name] for name in names}) for found in distil["domains"].values()]
+        parts.append(Work(steps=distil["steps"]))
+    else:
+        parts = []
+    return Work(**{name: total(parts, name) for name in Work.model_fields})
+
+
 def work(inputs: Inputs) -> dict[str, Work]:
     """Stage -> its work, from the stages' reports; in the order of the run."""
     found: dict[str, Work] = {}
@@ -66,17 +92,8 @@ def work(inputs: Inputs) -> dict[str, Work]:
             sampled_tokens=_at(given.annotate, "policy_tokens"),
         )
     for domain, given in inputs.domains.items():
-        trained, dropped = _trained(given.rl), _at(given.rl, "ledger/policy_tokens_dropped")
-        epochs = inputs.params.section("rl", domain).epochs
-        no_rollouts = _at(given.rl, "environment_steps") == 0
-        sampled = None if trained is None or dropped is None or no_rollouts else (trained + dropped) // epochs
-        found[f"rl@{domain}"] = Work(
-            episodes=_at(given.rl, "episodes"),
-            environment_steps=_at(given.rl, "environment_steps") or None,
-            steps=_at(given.rl, "steps"),
-            sampled_tokens=sampled,
-            trained_tokens=trained,
-        )
+        found[f"rl@{domain}"] = _rl_work(given.rl, inputs.params.section("rl", domain).epochs)
+    found["merge"] = _merge_work(inputs)
     found["evaluate"] = _evaluation_work(inputs.evaluation)
     return {stage: item for stage, item in found.items() if item != Work()}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from stages.params import Params
 from stages.reporting import keep as keeping
 from stages.reporting.changes import code_changes, parameter_changes, success_changes
 from stages.reporting.inputs import load_inputs
-from stages.reporting.kept import FILE, Measured, Run, append, newest, read_kept
+from stages.reporting.kept import FILE, Measured, Run, Work, append, newest, read_kept
 from stages.reporting.sections.changes import changes_section
 from stages.reporting.sections.cost import cost_section, model_table, stages_of
 from stages.reporting.sections.speed import speed_section
@@ -139,23 +140,44 @@ def test_keep_adds_a_line_once(root: Path, full_run: tuple[Path, Params], monkey
 
 
 def test_a_model_costs_what_the_stages_before_it_took(full_run: tuple[Path, Params]) -> None:
-    assert stages_of("base+few_shot", ["a", "b"]) == []
-    assert stages_of("sft+search", ["a", "b"]) == ["curate@a", "curate@b", "sft"]
-    assert stages_of("sft+q", ["a"]) == ["curate@a", "sft", "rollout@a", "annotate@a"]
-    assert stages_of("rl@b", ["a", "b"]) == ["curate@a", "curate@b", "sft", "rollout@b", "annotate@b", "rl@b"]
-    assert stages_of("merged_linear", ["a"]) == ["curate@a", "sft", "rollout@a", "annotate@a", "rl@a", "merge"]
+    assert stages_of("base+few_shot", ["a", "b"], "ram_plus") == []
+    assert stages_of("sft+search", ["a", "b"], "ram_plus") == ["curate@a", "curate@b", "sft"]
+    assert stages_of("sft+q", ["a"], "ram_plus") == ["curate@a", "sft", "rollout@a", "annotate@a"]
+    assert stages_of("rl@b", ["a", "b"], "ram_plus") == ["curate@a", "curate@b", "sft", "rollout@b", "annotate@b", "rl@b"]
+    assert stages_of("merged", ["a"], "joint_rl") == ["curate@a", "sft", "rollout@a", "annotate@a", "merge"]
+    assert stages_of("merged_linear", ["a"], "ram_plus") == ["curate@a", "sft", "rollout@a", "annotate@a", "rl@a", "merge"]
     inputs = load_inputs(*full_run)
     now = this_run(inputs)
     measured = {
         stage: Measured(seconds=60.0, cpu_seconds=60.0, peak_bytes=1, peak_gpu_bytes=0, machine="m", runs=1)
-        for stage in stages_of("merged", inputs.params.domains)
+        for stage in stages_of("merged", inputs.params.domains, "ram_plus")
     }
-    table = model_table(now, measured, inputs.params.domains)
+    table = model_table(now, measured, inputs.params.domains, "ram_plus")
     rows = {row[0]: row[1:] for row in table.rows}
     assert rows["base"][1:] == ["–"] * 5
     assert (rows["sft"][-1], rows["rl@search"][-1], rows["merged"][-1]) == ("3 min 00 s", "6 min 00 s", "10 min 00 s")
     sampled = [now.work[stage].sampled_tokens or 0 for stage in ("rollout@search", "rl@search")]
     assert rows["rl@search"][table.header.index("tokens sampled") - 1] == f"{sum(sampled):,}"
+
+
+def test_work_of_a_merge_that_trains(full_run: tuple[Path, Params]) -> None:
+    """Sums over the domains; tokens of joint_rl are those of one pass over its episodes. A merge of weights has none."""
+    inputs = load_inputs(*full_run)
+    assert "merge" not in this_run(inputs).work
+    rl = {
+        "steps": 4,
+        "episodes": 32,
+        "environment_steps": 90,
+        "ledger/policy_tokens_trained": 500,
+        "ledger/policy_tokens_dropped": 20,
+    }
+    joint = {"joint_rl": {"steps": 8, "domains": {"textworld": rl, "search": rl}}}
+    expected = Work(steps=8, episodes=64, environment_steps=180, sampled_tokens=1040, trained_tokens=1000)
+    assert this_run(replace(inputs, merge={**inputs.merge, **joint})).work["merge"] == expected
+    played = {"episodes": 10, "successes": 3, "learnt": 2, "environment_steps": 25, "sampled_tokens": 80}
+    distil = {"distil": {"steps": 5, "train_loss": 0.1, "domains": {"search": played}}}
+    expected = Work(steps=5, episodes=10, environment_steps=25, sampled_tokens=80)
+    assert this_run(replace(inputs, merge={**inputs.merge, **distil})).work["merge"] == expected
 
 
 def test_outdated_run_is_not_kept(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from stages.reporting.blocks import Section, Table, Text, number
 from stages.reporting.inputs import Inputs
-from stages.reporting.kept import Measured, Run, Work, newest
+from stages.reporting.kept import Measured, Run, Work, newest, total
 from stages.reporting.results import model_order
 from stages.reporting.sections.changes import name_of
 from stages.reporting.this_run import this_run
@@ -29,11 +29,6 @@ LEARNT_BY = {"q": ("rollout", "annotate"), "value": SPECIALIST, "reward": SPECIA
 """How a model's actions are chosen (`sft+q`) -> the stages that learn to choose."""
 
 
-def _total(items: list[Work], name: str) -> int | None:
-    values = [value for item in items if (value := getattr(item, name)) is not None]
-    return sum(values) if values else None
-
-
 def cost_table(now: Run, measured: dict[str, Measured]) -> Table:
     """One row per stage, and the total; time and memory columns if anything was measured."""
     stages = in_order({**now.work, **measured})  # domains in their order
@@ -44,33 +39,35 @@ def cost_table(now: Run, measured: dict[str, Measured]) -> Table:
             found = measured.get(stage)
             row += [duration(found.seconds), memory(found.peak_bytes)] if found else ["–", "–"]
         rows.append(row)
-    total = ["total", *(number(_total(list(now.work.values()), name)) for name, _ in COUNTS)]
+    last = ["total", *(number(total(list(now.work.values()), name)) for name, _ in COUNTS)]
     if measured:
-        total += [duration(sum(item.seconds for item in measured.values())), memory(max(m.peak_bytes for m in measured.values()))]
+        last += [duration(sum(item.seconds for item in measured.values())), memory(max(m.peak_bytes for m in measured.values()))]
     header = ("stage", *(label for _, label in COUNTS), *(("time", "peak memory") if measured else ()))
-    return Table("By stage", header, [*rows, total])
+    return Table("By stage", header, [*rows, last])
 
 
-def stages_of(model: str, domains: Sequence[str]) -> list[str]:
-    """The stages that a model comes from, the search trees of specialists included, in order."""
+def stages_of(model: str, domains: Sequence[str], method: str) -> list[str]:
+    """The stages that a model comes from, the search trees of specialists included, in order. method: of the merge."""
     plain, _, way = model.partition("+")
     specialists = plain.startswith("merged") or "@" in plain
     kinds = SPECIALIST if specialists else LEARNT_BY.get(way, ())
+    if plain == "merged" and method == "joint_rl":
+        kinds = tuple(kind for kind in kinds if kind != "rl")  # the stage merge plays itself
     own = [plain.partition("@")[2]] if "@" in plain else domains
     found = [] if plain == "base" and not kinds else [*(f"curate@{domain}" for domain in domains), "sft"]
     found += [f"{kind}@{domain}" for kind in kinds for domain in own]
     return [*found, "merge"] if plain.startswith("merged") else found
 
 
-def model_table(now: Run, measured: dict[str, Measured], domains: Sequence[str]) -> Table:
+def model_table(now: Run, measured: dict[str, Measured], domains: Sequence[str], method: str) -> Table:
     """What each evaluated model took: the sums over the stages that it comes from, beside its mean success."""
     rows = []
     for model in model_order(list(now.success), domains):
         shares = [now.success[model][domain].mean for domain in domains if domain in now.success[model]]
-        stages = stages_of(model, domains)
+        stages = stages_of(model, domains, method)
         work = [now.work[stage] for stage in stages if stage in now.work]
         row = [model, f"{100 * sum(shares) / len(shares):.1f} %" if shares else "–"]
-        row += [number(_total(work, name)) for name, _ in COUNTS if name != "steps"]
+        row += [number(total(work, name)) for name, _ in COUNTS if name != "steps"]
         if measured:
             known = stages and all(stage in measured for stage in stages)
             row.append(duration(sum(measured[stage].seconds for stage in stages)) if known else "–")
@@ -82,11 +79,11 @@ def model_table(now: Run, measured: dict[str, Measured], domains: Sequence[str])
 
 def cost_section(inputs: Inputs) -> Section:
     section = Section("cost", "Cost", INTRO)
-    now = this_run(inputs)
+    now, method = this_run(inputs), (inputs.merge or {}).get("method", "")
     own = newest(now, inputs.kept, identical=True)
     found = own or newest(now, inputs.kept, identical=False)
     measured = dict(found[1].measured) if found else {}
-    section.blocks += [cost_table(now, measured), model_table(now, measured, inputs.params.domains)]
+    section.blocks += [cost_table(now, measured), model_table(now, measured, inputs.params.domains, method)]
     if found and measured:
         machines = "; ".join(sorted({item.machine for item in measured.values()}))
         text = (

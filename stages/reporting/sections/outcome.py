@@ -65,6 +65,13 @@ def tiles(inputs: Inputs) -> list[dict[str, Any]]:
     return found
 
 
+GENERALIST = {
+    "distil": ", from whose successes one generalist learnt",
+    "joint_rl": "; one generalist continued reinforcement learning on all domains",
+}
+"""How the generalist came to be, by the merge methods that merge no weights."""
+
+
 def lead(inputs: Inputs) -> str:
     """One sentence: what was trained on what, and how."""
     params = inputs.params
@@ -75,7 +82,7 @@ def lead(inputs: Inputs) -> str:
     specialists = f"a specialist on {listed}" if len(domains) == 1 else f"{len(domains)} specialists ({listed})"
     return (
         f"A base model was fine-tuned on demonstrations, trained by reinforcement learning ({', '.join(algorithms)}) "
-        f"into {specialists} and merged into one generalist ({method})."
+        f"into {specialists}{GENERALIST.get(method, ' and merged into one generalist')} ({method})."
     )
 
 

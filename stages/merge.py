@@ -82,7 +82,7 @@ def run(context: StageContext) -> None:
     from stages.merging.registry import bind, get_merger, used_parameters
 
     merge, domains = context.params.merge, context.params.domains
-    keep_only(context.root, domains, ["data/annotated", "data/curated", "data/models/rl", "data/rollouts"])
+    keep_only(context.root, domains, ["data/curated", "data/models/rl"])
     base = base_folder(context)
     # The baseline is the plain average: other methods' settings do not apply to it.
     average = bind("linear", merge.weights_of(domains))

@@ -22,7 +22,7 @@ from stages.agent.settings import Model, Rollout
 from stages.algorithms.domains import check_domain
 from stages.algorithms.parts.horizon import limits
 from stages.algorithms.registry import composition, learns_token_values
-from stages.algorithms.resolve import contradictions, resolve_section
+from stages.algorithms.resolve import contradictions, resolve_section, turn_contradictions
 from stages.algorithms.settings import Rl
 from stages.annotation.derived import backbone_contradictions
 from stages.annotation.settings import Annotate
@@ -227,6 +227,7 @@ def cross_checks(params: Params, domain: str, source: str) -> None:
     environment = params.per_domain[domain].environment
     problems = [
         *contradictions(method, rl, section),
+        *turn_contradictions(method, rl, params.merge.method, len(params.domains)),
         *backbone_contradictions(section("annotate"), params.resources.engine.kind),
         *thought_contradictions(section("curate").thoughts, params.model.thinking, domain, environment),
     ]

@@ -93,10 +93,11 @@ def write_outputs(
 ) -> None:
     """Write the trained model, the history and the report."""
     from stages.agent.policy import save_policy
+    from stages.training.common.adapters import whole_model
     from stages.training.common.loop import write_history
-    from stages.training.sft.job import whole_policy
 
-    model = whole_policy(job, policy, context.params.model.path, bool(context.params.model.lora.rank), context.root)
+    lora = bool(context.params.model.lora.rank)
+    model = whole_model(policy.model if lora else job.trained_model, context.params.model.path, lora, context.root)
     steered = controlled(context, replace(policy, model=model), job.train)
     save_policy(model, policy.tokenizer, context.data / "models" / "sft")
     write_history(context.reports / "sft" / "history.csv", history)

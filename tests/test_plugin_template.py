@@ -100,6 +100,11 @@ def test_template_imports_only_stable_names() -> None:
         ),
         pytest.param("largest", ".gather(0, kept)[0]", "", "merging", "largest", "shape", marks=pytest.mark.slow),
         ("largest", "    Settings = LargestSettings\n", "", "merging", "largest", "it lacks Settings"),
+        pytest.param(
+            *("largest", "    Settings = LargestSettings\n", "    Settings = LargestSettings\n    trains = True\n"),
+            *("merging", "largest", "has trains set, but methods of other packages merge weights"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_mistakes_are_reported_with_file_and_line(

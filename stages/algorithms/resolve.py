@@ -124,23 +124,24 @@ def contradictions(method: Composition, rl: Rl, section: Callable[[str], Any]) -
     rank = section("model").lora.rank
     if learns_token_values(method) and rank:
         yield f"rl.algorithm {method.card.slug} trains all weights of a value network, and model.lora.rank is {rank}: set it to 0"
-    if section("merge").method == "joint_rl" and (problem := _out_of_turn(method, rl)):
-        yield f"merge.method joint_rl trains one policy on all domains in turn, but {problem}; change it, or the merge.method"
     for part in parts_of(rl).values():
         yield from part.contradictions(rl, method, section)
     if (first := warm_start_of(rl)) is not None:
         yield from (f"rl.warm_start: {problem}" for problem in contradictions(*first, section))
 
 
-def _out_of_turn(method: Composition, rl: Rl) -> str | None:
-    """Why the method can't take turns with those of other domains on one policy, or None."""
-    if method.data != "episodes":
-        return f"rl.algorithm {method.card.slug} learns from stored data and plays nothing"
-    if rl.warm_start:
-        return "rl.warm_start trains before the policy's first turn"
-    if rl.advantage.estimator == "team" or rl.tasks.source != "static":
-        return f"rl.algorithm {method.card.slug} plays in a team or makes its own tasks, which one policy for all does without"
-    return None
+def turn_contradictions(method: Composition, rl: Rl, merge_method: str, domains: int) -> Iterator[str]:
+    """Why the resolved section can't take turns with those of other domains on one policy, as merge.method joint_rl wants it."""
+    if merge_method != "joint_rl" or domains == 1:
+        return
+    problems = {
+        f"rl.algorithm {method.card.slug} learns from stored data and plays nothing": method.data != "episodes",
+        "rl.warm_start trains before the policy's first turn": bool(rl.warm_start),
+        f"rl.algorithm {method.card.slug} plays in a team, which one policy does without": rl.advantage.estimator == "team",
+        f"rl.tasks.source {rl.tasks.source} makes tasks or instructions of its own": rl.tasks.source != "static",
+    }
+    for problem in (text for text, present in problems.items() if present):
+        yield f"merge.method joint_rl trains one policy on all domains in turn, but {problem}; change it, or the merge.method"
 
 
 def _check(given: Rl, resolved: Rl, method: Composition) -> None:

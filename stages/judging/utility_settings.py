@@ -78,7 +78,8 @@ class Control(Fitting):
     valid_share: Share = 0.2
     """Share of the pairs that measure agreement before and after."""
     rehearsal: NonNegative = 1.0
-    """Weight of the loss of one demonstration per question, which keeps what SFT has taught; 0: questions alone."""
+    """Weight of the loss of the demonstration that comes with each question in each order, which keeps what SFT has taught; 0:
+    questions alone, in batches of the same size."""
     question: str = "which is better?"
     """As evaluate.utilities.question."""
     options: Options = Field(default_factory=lambda: ["A", "B"])

@@ -57,7 +57,7 @@ class Merger(Protocol):
     """Whether it reads `merge.weights`."""
     needs_base: bool
     trains: bool = False
-    """Whether the merged model is trained on episodes, by the stage merge; `merge_tensor` is never called."""
+    """Whether the stage merge trains the merged model on episodes (shipped methods only); `merge_tensor` is never called."""
 
     def check(self, params: MergeParams) -> None:
         """Raise MergeError for settings that do not fit together or the number of models (`len(params.weights)`). Called when

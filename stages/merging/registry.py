@@ -60,6 +60,8 @@ def _merger(method: str, found: Any) -> Merger:
             f"merge.method '{method}': {place(made)} is not a merger, it lacks {', '.join(lacking)}; "
             "inherit from stages.plugins.DeltaMethod, or see Merger there (docs/extending.md)"
         )
+    if made.trains and method not in shipped():
+        raise MergeError(f"merge.method '{method}': {place(made)} has trains set, but methods of other packages merge weights")
     return made
 
 

@@ -55,6 +55,8 @@ class Merge(Declared):  # type: ignore[valid-type, misc]
     @model_validator(mode="after")
     def _keys(self) -> Merge:
         own_settings(self.method, self.given(), self.settings)
+        if self.method == "joint_rl" and self.base != "sft":
+            raise ValueError("method joint_rl starts where the specialists do: set base to sft")
         readers = {key: [name for name, settings in METHODS.items() if key in settings.model_fields] for key in declared()}
         # Sections such as `ram` name their methods; they may stay while another method is tried.
         idle = {key: names for key, names in readers.items() if not isinstance(getattr(self, key), BaseModel)}

@@ -22,9 +22,9 @@ from stages.evaluation.stored_episodes import unpacked
 from stages.records.episode import Episode
 from stages.runtime.checkpoints import Checkpoints
 from stages.seeding import permutation
-from stages.training.common.adapters import prepare_model, weight_precision
+from stages.training.common.adapters import prepare_model, weight_precision, whole_model
 from stages.training.common.loop import run_loop
-from stages.training.sft.job import SftJob, whole_policy
+from stages.training.sft.job import SftJob
 from stages.training.sft.settings import Sft
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def _train(
     job = SftJob(params, policy.model, Chat(policy.tokenizer, params.model.thinking), {"train": learnt, "valid": []})
     history = run_loop(context, checkpoints, job, job.steps, CHECKPOINT_EVERY, "distilling", "distil/")
     job.close()
-    save_policy(
-        whole_policy(job, policy, base, bool(params.model.lora.rank)), policy.tokenizer, context.data / "models" / "merged"
-    )
+    lora = bool(params.model.lora.rank)
+    model = whole_model(policy.model if lora else job.trained_model, base, lora)
+    save_policy(model, policy.tokenizer, context.data / "models" / "merged")
     return history

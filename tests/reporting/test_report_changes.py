@@ -145,6 +145,7 @@ def test_a_model_costs_what_the_stages_before_it_took(full_run: tuple[Path, Para
     assert stages_of("sft+q", ["a"], "ram_plus") == ["curate@a", "sft", "rollout@a", "annotate@a"]
     assert stages_of("rl@b", ["a", "b"], "ram_plus") == ["curate@a", "curate@b", "sft", "rollout@b", "annotate@b", "rl@b"]
     assert stages_of("merged", ["a"], "joint_rl") == ["curate@a", "sft", "rollout@a", "annotate@a", "merge"]
+    assert stages_of("merged_linear", ["a"], "joint_rl") == stages_of("rl@a", ["a"], "joint_rl")
     assert stages_of("merged_linear", ["a"], "ram_plus") == ["curate@a", "sft", "rollout@a", "annotate@a", "rl@a", "merge"]
     inputs = load_inputs(*full_run)
     now = this_run(inputs)

@@ -81,7 +81,7 @@ def test_it_raises_agreement_on_held_out_pairs(policy: Policy, kind: str) -> Non
     )
     trained = replace(policy, model=copy.deepcopy(policy.model))
     found = control(trained, params, None, 128, 0, 4096)
-    assert found["loss_last"] < found["loss_first"]
+    assert found["loss_after"] < found["loss_before"]
     assert found["agreement_after"] >= max(found["agreement_before"], 0.6)
     assert (found["questions"], found["held_out"]) == (12, 3)
     assert not torch.equal(next(trained.model.parameters()), next(policy.model.parameters()))

@@ -34,8 +34,11 @@ def test_it_follows_the_demonstrations_and_resumes_to_the_same_bytes(make_contex
     found = report(whole)
     assert found["steps"] == report(plain)["steps"]
     assert (found["control"]["kind"], found["control"]["questions"], found["control"]["held_out"]) == ("soft", 8, 2)
-    assert found["control"]["loss_last"] < found["control"]["loss_first"]
+    assert found["control"]["loss_after"] < found["control"]["loss_before"]
     assert weights(whole) != weights(plain)
+    alone = make_context("sft", "alone", sft={**SFT, "control": {**CONTROL, "rehearsal": 0.0}})
+    sft.run(alone)
+    assert weights(alone) != weights(whole), "the stage gives its demonstrations to rehearse"
     cut = make_context("sft", "cut", sft={**SFT, "control": CONTROL})
     kill_at_step(cut, 2)
     with pytest.raises(KilledError):
@@ -57,4 +60,4 @@ def test_lora_controls_the_full_model(make_context, tiny_policy) -> None:
     model = {"path": str(tiny_policy), "max_length": 128, "lora": {"rank": 2}}
     context = make_context("sft", sft={**SFT, "control": CONTROL}, model=model)
     sft.run(context)
-    assert report(context)["control"]["loss_last"] < report(context)["control"]["loss_first"]
+    assert report(context)["control"]["loss_after"] < report(context)["control"]["loss_before"]

@@ -144,7 +144,7 @@ def store_pairs(context: StageContext) -> None:
 
 def outputs(root: Path) -> dict[str, bytes]:
     """Name -> bytes of everything below data and reports that a stage of this folder writes."""
-    folders = ("data/models/sft", "data/models/rl", "data/rl", "reports")
+    folders = ("data/models/sft", "data/models/rl", "data/models/merged", "data/rl", "reports")
     files = [path for folder in folders for path in sorted((root / folder).rglob("*")) if path.is_file()]
     return {str(path.relative_to(root)): path.read_bytes() for path in files}
 

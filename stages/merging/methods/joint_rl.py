@@ -1,4 +1,4 @@
-"""joint_rl: no merge of weights but its rival. One policy continues reinforcement learning on all domains, which it plays in turn
+"""joint_rl: no merge of weights but its rival. One policy learns all domains by reinforcement learning, playing them in turn
 (stages/training/rl/joint.py)."""
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from stages.runtime.validation import Section
 
 
 class JointRl(Merger):
-    """Multi-task reinforcement learning from the base policy on, with as many steps as the specialists had."""
+    """Multi-task reinforcement learning from the SFT policy on, by the specialists' settings and limits."""
 
     card = Card(
         slug="joint_rl",
         title="Joint reinforcement learning",
         paper="ours; one policy for all tasks is the baseline of Distral, Teh et al., arXiv 1707.04175",
         equation="step s updates theta on the next domain d that has steps left: theta += rate * gradient of d's objective (rl), "
-        "with one optimiser for all domains",
+        "from the SFT policy on; each domain has an optimiser of its own",
         assumptions="One policy can play all domains. The specialists are not used, though the stage reports on them.",
         reduces_to="One domain: the specialist itself, as with every method.",
         tested_by="tests/training/test_joint_rl.py",

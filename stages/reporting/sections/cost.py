@@ -25,6 +25,8 @@ COUNTS = (
 )
 SPECIALIST = ("rollout", "annotate", "rl")
 """The stages of a specialist after sft."""
+TRAINED = ("distil", "joint_rl")
+"""Merge methods that train the merged model."""
 LEARNT_BY = {"q": ("rollout", "annotate"), "value": SPECIALIST, "reward": SPECIALIST}
 """How a model's actions are chosen (`sft+q`) -> the stages that learn to choose."""
 
@@ -47,7 +49,8 @@ def cost_table(now: Run, measured: dict[str, Measured]) -> Table:
 
 
 def stages_of(model: str, domains: Sequence[str], method: str) -> list[str]:
-    """The stages that a model comes from, the search trees of specialists included, in order. method: of the merge."""
+    """The stages that a model comes from, the search trees of specialists included, in order. method: of the merge. Where that
+    trains the merged model, the linear average, which costs next to nothing, is not charged with the stage."""
     plain, _, way = model.partition("+")
     specialists = plain.startswith("merged") or "@" in plain
     kinds = SPECIALIST if specialists else LEARNT_BY.get(way, ())
@@ -56,7 +59,8 @@ def stages_of(model: str, domains: Sequence[str], method: str) -> list[str]:
     own = [plain.partition("@")[2]] if "@" in plain else domains
     found = [] if plain == "base" and not kinds else [*(f"curate@{domain}" for domain in domains), "sft"]
     found += [f"{kind}@{domain}" for kind in kinds for domain in own]
-    return [*found, "merge"] if plain.startswith("merged") else found
+    last = ["merge"] if plain == "merged" or (plain == "merged_linear" and method not in TRAINED) else []
+    return [*found, *last]
 
 
 def model_table(now: Run, measured: dict[str, Measured], domains: Sequence[str], method: str) -> Table:

@@ -67,7 +67,7 @@ def tiles(inputs: Inputs) -> list[dict[str, Any]]:
 
 GENERALIST = {
     "distil": ", from whose successes one generalist learnt",
-    "joint_rl": "; one generalist continued reinforcement learning on all domains",
+    "joint_rl": "; one generalist learnt all domains in turn, from the fine-tuned policy on",
 }
 """How the generalist came to be, by the merge methods that merge no weights."""
 

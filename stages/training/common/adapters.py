@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from stages.agent.policy import write_folder
+from stages.agent.policy import load_policy, write_folder
 from stages.agent.recompute import recompute_layers
 from stages.agent.settings import Lora
-from stages.engine.adapters import CONFIG, PREFIX, WEIGHTS, AdapterError, low_rank
+from stages.engine.adapters import CONFIG, PREFIX, WEIGHTS, AdapterError, fold, low_rank
 from stages.seeding import seed_torch
 
 if TYPE_CHECKING:
@@ -81,6 +81,16 @@ def deltas(model: Any) -> Iterator[tuple[str, Tensor]]:
     for name, layer in adapted(model):
         a, b = layer.lora_A[_NAME].weight.detach(), layer.lora_B[_NAME].weight.detach()
         yield f"{name}.weight", low_rank(a, b, layer.scaling[_NAME])
+
+
+def whole_model(model: Any, folder: Path | str, lora: bool, root: Path | None = None) -> Any:
+    """The trained `model` with all its weights. Adapters (`lora`) are merged into the weights as stored in `folder` (see
+    `load_policy`): those in training may be rounded to bfloat16."""
+    if not lora:
+        return model
+    whole = load_policy(folder, root=root).model
+    fold(whole, deltas(model))
+    return whole
 
 
 def twin(module: Any) -> Any:

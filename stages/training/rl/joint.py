@@ -1,8 +1,8 @@
 """Joint reinforcement learning: one policy learns all domains, which it plays in turn; the merge's rival at equal cost.
 
 Every step is one of the stage rl's on the next domain, by that domain's settings (`rl` with the overrides of per_domain), until
-each has had its `rl.steps` or budget. Domains share the weights and the optimiser's moments; learning rates, curricula, critics
-and baselines are their own.
+each has had its `rl.steps` or budget. Domains share the weights alone; optimisers, learning rates, curricula and critics are
+their own. All of it runs in one process.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from stages.agent.policy import Policy, load_policy, save_policy
 from stages.algorithms.algorithm import resolve
-from stages.engine.adapters import fold
 from stages.environments.registry import open_domain
 from stages.records.episode import Episode, TurnRecord
 from stages.runtime.checkpoints import Checkpoints
 from stages.runtime.tracker import Tracker
-from stages.training.common.adapters import deltas, prepare_model, weight_precision
+from stages.training.common.adapters import prepare_model, weight_precision, whole_model
 from stages.training.common.loop import Job, Sums, Update, make_processes, run_loop
 from stages.training.common.processes import Processes
 from stages.training.rl.online import OnlineJob
@@ -40,7 +39,6 @@ class JointJob(Job):
         self.learners = {}
         first = next(iter(self.jobs.values()))
         for domain, job in self.jobs.items():
-            job.learners["policy"].optimiser = first.learners["policy"].optimiser
             job.models.reference = first.models.reference
             self.learners |= {f"{name}/{domain}": learner for name, learner in job.learners.items()}
         self.played = next(iter(self.jobs))
@@ -64,7 +62,7 @@ class JointJob(Job):
         own = {label.replace(f"/{domain}", "", 1): values for label, values in sums.items()}
         row = self.jobs[domain].finish(done, own)
         self.rows[domain].append({"step": float(done + 1), **row})
-        return {**row, "domain": float(list(self.jobs).index(domain))}
+        return {f"{domain}/{name}": value for name, value in row.items()}
 
     def finished(self) -> bool:
         return all(map(self._ended, self.jobs))
@@ -108,10 +106,8 @@ def train(context: StageContext, base: Path, _: Any) -> dict[str, Any]:
         steps, every = sum(rl.steps for rl in settings), min(rl.checkpoint_every for rl in settings)
         run_loop(context, checkpoints, job, steps, every, "training jointly", "joint_rl/")
         report = job.report()
-    model = policy.model
-    if params.model.lora.rank:
-        model = load_policy(base).model
-        fold(model, deltas(policy.model))
-    save_policy(model, policy.tokenizer, context.data / "models" / "merged")
+    save_policy(
+        whole_model(policy.model, base, bool(params.model.lora.rank)), policy.tokenizer, context.data / "models" / "merged"
+    )
     checkpoints.clear()
     return {"joint_rl": report}

@@ -5,8 +5,9 @@
 
 a_q is the share of the assembly's members that choose A: member k has utilities u_k = u + spread * N(0, 1) of the outcomes.
 
-The questions alone would make a small model forget what the demonstrations taught it. So every question comes with one of them,
-whose mean negative log-probability per token, times `rehearsal`, is added to L_q. The paper does not say how it keeps the rest.
+The questions alone would make a small model forget what the demonstrations taught it. So each question, in each order, comes with
+one of them, whose mean negative log-probability per token, times `rehearsal`, is added to L_q. It counts towards `batch_tokens`,
+also if `rehearsal` is 0, so that the weight changes no batches. The paper does not say how it keeps the rest.
 """
 
 from __future__ import annotations
@@ -92,56 +93,61 @@ def rehearsed(choices: Sequence[Choice], demonstrations: Documents, seed: int) -
     ]
 
 
+def questions_of(
+    params: Control, chooser: Chooser, shares: dict[tuple[int, int], float], pairs: Sequence[tuple[int, int]], seed: int
+) -> list[Choice]:
+    """What is learnt of `pairs`, each in both orders."""
+    outcomes, found = list(params.outcomes), []
+    for i, j in pairs:
+        learnt = target(shares[i, j], params.kind, seed, i, j)
+        for one, other, share in ((i, j, learnt), (j, i, 1 - learnt)):
+            found.append(Choice(f"{i}-{j}", chooser.prompt_tokens(outcomes[one], outcomes[other]), share))
+    return found
+
+
 def control(
     policy: Policy, params: Control, demonstrations: Documents | None, max_length: int, seed: int, micro_tokens: int
 ) -> dict[str, float]:
-    """Train the policy's model in place; returns agreement with the assembly on held-out pairs before and after, and losses.
-    demonstrations: to rehearse; None: none."""
+    """Train the policy's model in place. Returns, before and after, agreement with the assembly on held-out pairs, and the mean
+    of L_q on the pairs that are learnt. demonstrations: to rehearse; None: none."""
     import torch
 
     from stages.agent.logprobs import token_logprobs
     from stages.agent.shared_prefixes import fastest_states
     from stages.values import fitting
 
-    outcomes, shares = list(params.outcomes), assembly_shares(params, seed)
+    shares = assembly_shares(params, seed)
     chosen = permutation(sorted(shares), "control.pairs", seed)
     held = chosen[: max(1, round(params.valid_share * len(chosen)))]
     known = chosen[len(held) :][: params.questions]
     chooser = Chooser(policy, params.question, params.options, max_length, SECTION)
-    examples = []
-    for i, j in known:
-        learnt = target(shares[i, j], params.kind, seed, i, j)
-        for one, other, share in ((i, j, learnt), (j, i, 1 - learnt)):
-            examples.append(Choice(f"{i}-{j}", chooser.prompt_tokens(outcomes[one], outcomes[other]), share))
-
-    if demonstrations is not None and params.rehearsal:
+    examples, states = questions_of(params, chooser, shares, known, seed), fastest_states(policy.model)
+    if demonstrations is not None:
         examples = rehearsed(examples, demonstrations, seed)
-    states = fastest_states(policy.model)
+
+    def question_loss(run: Sequence[Choice]) -> Tensor:
+        logits = chooser.logits([one.token_ids for one in run])[:, chooser.option_tokens]
+        return soft_losses(logits, torch.tensor([one.share for one in run], device=logits.device)).sum()
 
     def loss(run: Sequence[Choice]) -> Tensor:
-        logits = chooser.logits([one.token_ids for one in run])[:, chooser.option_tokens]
-        total = soft_losses(logits, torch.tensor([one.share for one in run], device=logits.device)).sum()
         rows = [one.demonstration[0] for one in run if one.demonstration]
-        if rows:
-            assert demonstrations is not None
-            token_ids, mask = demonstrations.take(rows, logits.device)
-            logprobs = token_logprobs(policy.model, token_ids, mask, states=states)
-            total = total - params.rehearsal * (logprobs.sum(1) / mask.sum(1)).sum()
-        return total
+        if demonstrations is None or not params.rehearsal:
+            return question_loss(run)
+        token_ids, mask = demonstrations.take(rows, policy.model.device)
+        logprobs = token_logprobs(policy.model, token_ids, mask, states=states)
+        return question_loss(run) - params.rehearsal * (logprobs.sum(1) / mask.sum(1)).sum()
 
-    measuring = {pair: shares[pair] for pair in held}
-    before = agreement(chooser, outcomes, measuring)
-    training = policy.model.training
+    def measure(when: str) -> dict[str, float]:
+        measuring = {pair: shares[pair] for pair in held}
+        with torch.no_grad():
+            total = sum(float(question_loss(run)) for run in fitting.token_batches(examples, micro_tokens))
+        agreed = agreement(chooser, list(params.outcomes), measuring)
+        return {f"agreement_{when}": agreed, f"loss_{when}": total / len(examples)}
+
+    before, training = measure("before"), policy.model.training
     policy.model.train()
-    report = fitting.fit(policy.model, examples, loss, lambda one: 1.0, params, micro_tokens, seed, "control")
+    fitting.fit(policy.model, examples, loss, lambda one: 1.0, params, micro_tokens, seed, "control")
     policy.model.eval()
-    after = agreement(chooser, outcomes, measuring)
+    after = measure("after")
     policy.model.train(training)
-    return {
-        "questions": float(len(known)),
-        "held_out": float(len(held)),
-        "agreement_before": before,
-        "agreement_after": after,
-        "loss_first": report.history[0],
-        "loss_last": report.history[-1],
-    }
+    return {"questions": float(len(known)), "held_out": float(len(held)), **before, **after}

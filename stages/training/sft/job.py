@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,12 +11,10 @@ from torch import Tensor
 
 from stages.agent.chat import Chat
 from stages.agent.logprobs import token_logprobs
-from stages.agent.policy import Policy, load_policy
 from stages.agent.shared_prefixes import can_share, fastest_states
 from stages.algorithms.batch import LossTerms
-from stages.engine.adapters import fold
 from stages.records.episode import Episode
-from stages.training.common.adapters import deltas, load_trained_state, trained_state
+from stages.training.common.adapters import load_trained_state, trained_state
 from stages.training.common.documents import Documents, encode, epoch_batches, micro_batches, steps_per_epoch
 from stages.training.common.ledger import Ledger
 from stages.training.common.loop import Job, Learner, Sums, Update, make_processes
@@ -59,7 +56,7 @@ class SftJob(Job):
         self.best: dict[str, Any] = {"loss": None, "step": 0, "weights": None}
         self.evaluations_without_improvement = 0
         schedule = warmup_cosine(self.params.learning_rate, self.steps, self.params.warmup)
-        self.sharing = can_share(model)
+        self.sharing, self.states = can_share(model), fastest_states(model)
         self.processes = make_processes(params.resources, team)
         self.trained_model = self.processes.replica(model)
         """The trained model after `close`: `model` itself unless FSDP shards it."""
@@ -93,7 +90,7 @@ class SftJob(Job):
         return micro_batches(documents, rows, self.tokens_per_batch, sharing=self.sharing, least=self.processes.least)
 
     def _logprobs(self, token_ids: Tensor, mask: Tensor) -> Tensor:
-        return token_logprobs(self.model, token_ids, mask, states=fastest_states(self.model))
+        return token_logprobs(self.model, token_ids, mask, states=self.states)
 
     def validation_loss(self) -> float:
         """Mean negative log-probability of the policy tokens of the validation demonstrations, nats."""
@@ -161,13 +158,3 @@ class SftJob(Job):
         self.ledger.load_state_dict(state["ledger"])
         self.best = state["best"]
         self.evaluations_without_improvement = state["evaluations_without_improvement"]
-
-
-def whole_policy(job: SftJob, policy: Policy, folder: Path | str, lora: bool, root: Path | None = None) -> Any:
-    """The trained model of a job with all its weights. Adapters (`lora`) are merged into the weights as stored in `folder` (see
-    `load_policy`): those in training may be rounded to bfloat16."""
-    if not lora:
-        return job.trained_model
-    model = load_policy(folder, root=root).model
-    fold(model, deltas(policy.model))
-    return model

@@ -44,6 +44,7 @@ ALLOWED_IMPORTS = {
     "stages.runtime.live.PAUSE": "a request to a run",
     "stages.runtime.live.POLL_S": "how often a paused run looks for requests",
     "stages.runtime.live.STOP": "a request to a run",
+    "stages.runtime.tracker.Tracker": "logs what is computed, or nothing",
     "stages.runtime.live.StoppedError": "ends a stage, which resumes from its checkpoint",
     "stages.runtime.parent.die_with_parent": "ends a process",
     "stages.runtime.progress.Progress": "shows progress",

@@ -77,7 +77,7 @@ def test_the_report_shows_what_each_domain_gained() -> None:
         SimpleNamespace(merge=merged, params=SimpleNamespace(domains=["search"], merge=SimpleNamespace(method="joint_rl")))
     ).blocks  # type: ignore[arg-type]
     (table,) = [block for block in blocks if isinstance(block, Table) and block.title.startswith("Joint")]
-    assert table.rows == [["search", "20", "640", "1900", "25 %", "61 %"]]
+    assert table.rows == [["search", "20", "640", "1,900", "25 %", "61 %"]]
 
 
 BUDGET = {"environment_steps": 20, "steps": 4, "tasks_per_step": 6, "group_size": 1}

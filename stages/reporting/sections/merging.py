@@ -52,7 +52,7 @@ def _overlap_table(diagnostics: Mapping[str, Any]) -> Table:
 def _joint_table(joint: Mapping[str, Any]) -> Table:
     """What the policy of `merge.method: joint_rl` played on each domain, and its success in the first and last fifth of it."""
     rows = [
-        [domain, *(str(found[key]) for key in ("steps", "episodes", "environment_steps"))]
+        [domain, *(number(found[key]) for key in ("steps", "episodes", "environment_steps"))]
         + [percent(found.get(key)) for key in ("success_first", "success_last")]
         for domain, found in joint["domains"].items()
     ]

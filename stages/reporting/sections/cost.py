@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from stages.merging.registry import get_merger
 from stages.reporting.blocks import Section, Table, Text, number
 from stages.reporting.inputs import Inputs
 from stages.reporting.kept import Measured, Run, Work, newest, total
@@ -25,8 +26,6 @@ COUNTS = (
 )
 SPECIALIST = ("rollout", "annotate", "rl")
 """The stages of a specialist after sft."""
-TRAINED = ("distil", "joint_rl")
-"""Merge methods that train the merged model."""
 LEARNT_BY = {"q": ("rollout", "annotate"), "value": SPECIALIST, "reward": SPECIALIST}
 """How a model's actions are chosen (`sft+q`) -> the stages that learn to choose."""
 
@@ -59,7 +58,7 @@ def stages_of(model: str, domains: Sequence[str], method: str) -> list[str]:
     own = [plain.partition("@")[2]] if "@" in plain else domains
     found = [] if plain == "base" and not kinds else [*(f"curate@{domain}" for domain in domains), "sft"]
     found += [f"{kind}@{domain}" for kind in kinds for domain in own]
-    last = ["merge"] if plain == "merged" or (plain == "merged_linear" and method not in TRAINED) else []
+    last = ["merge"] if plain == "merged" or (plain == "merged_linear" and not get_merger(method).trains) else []
     return [*found, *last]
 
 
@@ -83,7 +82,7 @@ def model_table(now: Run, measured: dict[str, Measured], domains: Sequence[str],
 
 def cost_section(inputs: Inputs) -> Section:
     section = Section("cost", "Cost", INTRO)
-    now, method = this_run(inputs), (inputs.merge or {}).get("method", "")
+    now, method = this_run(inputs), (inputs.merge or {}).get("method", inputs.params.merge.method)
     own = newest(now, inputs.kept, identical=True)
     found = own or newest(now, inputs.kept, identical=False)
     measured = dict(found[1].measured) if found else {}

@@ -223,11 +223,11 @@ def parse_as(shape: type[P], values: Mapping[str, Any], source: str) -> P:
 def cross_checks(params: Params, domain: str, source: str) -> None:
     """Raise ParamsError where sections of `domain`, each valid by itself, contradict one another."""
     method, rl = resolve_section(params.section("rl", domain), params.model.max_length)
-    section = partial(_section, params, domain)
+    section, merge = partial(_section, params, domain), params.merge
     environment = params.per_domain[domain].environment
     problems = [
         *contradictions(method, rl, section),
-        *turn_contradictions(method, rl, params.merge.method, len(params.domains)),
+        *(turn_contradictions(method, rl, merge.method) if merge.takes_turns and len(params.domains) > 1 else ()),
         *backbone_contradictions(section("annotate"), params.resources.engine.kind),
         *thought_contradictions(section("curate").thoughts, params.model.thinking, domain, environment),
     ]

@@ -130,10 +130,8 @@ def contradictions(method: Composition, rl: Rl, section: Callable[[str], Any]) -
         yield from (f"rl.warm_start: {problem}" for problem in contradictions(*first, section))
 
 
-def turn_contradictions(method: Composition, rl: Rl, merge_method: str, domains: int) -> Iterator[str]:
-    """Why the resolved section can't take turns with those of other domains on one policy, as merge.method joint_rl wants it."""
-    if merge_method != "joint_rl" or domains == 1:
-        return
+def turn_contradictions(method: Composition, rl: Rl, merge_method: str) -> Iterator[str]:
+    """Why the resolved section can't take turns with those of other domains on one policy, as `merge_method` wants it."""
     problems = {
         f"rl.algorithm {method.card.slug} learns from stored data and plays nothing": method.data != "episodes",
         "rl.warm_start trains before the policy's first turn": bool(rl.warm_start),
@@ -141,7 +139,7 @@ def turn_contradictions(method: Composition, rl: Rl, merge_method: str, domains:
         f"rl.tasks.source {rl.tasks.source} makes tasks or instructions of its own": rl.tasks.source != "static",
     }
     for problem in (text for text, present in problems.items() if present):
-        yield f"merge.method joint_rl trains one policy on all domains in turn, but {problem}; change it, or the merge.method"
+        yield f"merge.method {merge_method} trains one policy on all domains in turn, but {problem}; change it, or merge.method"
 
 
 def _check(given: Rl, resolved: Rl, method: Composition) -> None:

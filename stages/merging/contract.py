@@ -58,6 +58,10 @@ class Merger(Protocol):
     needs_base: bool
     trains: bool = False
     """Whether the stage merge trains the merged model on episodes (shipped methods only); `merge_tensor` is never called."""
+    from_specialists: bool = True
+    """Whether the merged model comes from the specialists, or from where they started."""
+    became: str = " and merged into one generalist"
+    """How the merged model came to be: the end of a sentence on the specialists, for the report."""
 
     def check(self, params: MergeParams) -> None:
         """Raise MergeError for settings that do not fit together or the number of models (`len(params.weights)`). Called when

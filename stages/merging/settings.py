@@ -55,13 +55,20 @@ class Merge(Declared):  # type: ignore[valid-type, misc]
     @model_validator(mode="after")
     def _keys(self) -> Merge:
         own_settings(self.method, self.given(), self.settings)
-        if self.method == "joint_rl" and self.base != "sft":
-            raise ValueError("method joint_rl starts where the specialists do: set base to sft")
+        if self.takes_turns and self.base != "sft":
+            raise ValueError(f"method {self.method} starts where the specialists do: set base to sft")
         readers = {key: [name for name, settings in METHODS.items() if key in settings.model_fields] for key in declared()}
         # Sections such as `ram` name their methods; they may stay while another method is tried.
         idle = {key: names for key, names in readers.items() if not isinstance(getattr(self, key), BaseModel)}
-        refuse_idle(self, "", {key: (self.method in names, f"method {' or '.join(names)}") for key, names in idle.items()})
+        needs = {key: (self.method in names, f"method {' or '.join(names)}") for key, names in idle.items()}
+        writes = not get_merger(self.method).trains, "a method that merges weights"
+        refuse_idle(self, "", {**needs, "out_dtype": writes, "shard_bytes": writes})
         return self
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether one policy learns all domains in turn, from the SFT policy on, by their sections `rl`."""
+        return not get_merger(self.method).from_specialists
 
     def given(self) -> dict[str, Any]:
         """The keys of the shipped methods, as plain values."""

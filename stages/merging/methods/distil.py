@@ -52,6 +52,7 @@ class Distil(Merger):
     Settings = Settings
     weighted = False
     trains = True
+    became = ", from whose successes one generalist learnt"
 
 
 MERGER = Distil()

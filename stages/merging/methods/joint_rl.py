@@ -26,6 +26,8 @@ class JointRl(Merger):
     Settings = Section
     weighted = False
     trains = True
+    from_specialists = False
+    became = "; one generalist learnt all domains in turn, from the fine-tuned policy on"
 
 
 MERGER = JointRl()

@@ -53,7 +53,7 @@ def stages_of(model: str, domains: Sequence[str], method: str) -> list[str]:
     plain, _, way = model.partition("+")
     specialists = plain.startswith("merged") or "@" in plain
     kinds = SPECIALIST if specialists else LEARNT_BY.get(way, ())
-    if plain == "merged" and method == "joint_rl":
+    if plain == "merged" and not get_merger(method).from_specialists:
         kinds = tuple(kind for kind in kinds if kind != "rl")  # the stage merge plays itself
     own = [plain.partition("@")[2]] if "@" in plain else domains
     found = [] if plain == "base" and not kinds else [*(f"curate@{domain}" for domain in domains), "sft"]

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stages.agent.model_names import evaluated_domains as panel_domains
+from stages.merging.registry import get_merger
 from stages.reporting import spread
 from stages.reporting.blocks import Block, Drawing, Figures, Link, Section, Table, Text, draw, number, slug
 from stages.reporting.figures.curves import has_column, rl_panel
@@ -65,13 +66,6 @@ def tiles(inputs: Inputs) -> list[dict[str, Any]]:
     return found
 
 
-GENERALIST = {
-    "distil": ", from whose successes one generalist learnt",
-    "joint_rl": "; one generalist learnt all domains in turn, from the fine-tuned policy on",
-}
-"""How the generalist came to be, by the merge methods that merge no weights."""
-
-
 def lead(inputs: Inputs) -> str:
     """One sentence: what was trained on what, and how."""
     params = inputs.params
@@ -82,7 +76,7 @@ def lead(inputs: Inputs) -> str:
     specialists = f"a specialist on {listed}" if len(domains) == 1 else f"{len(domains)} specialists ({listed})"
     return (
         f"A base model was fine-tuned on demonstrations, trained by reinforcement learning ({', '.join(algorithms)}) "
-        f"into {specialists}{GENERALIST.get(method, ' and merged into one generalist')} ({method})."
+        f"into {specialists}{get_merger(method).became} ({method})."
     )
 
 

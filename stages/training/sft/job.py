@@ -11,7 +11,7 @@ from torch import Tensor
 
 from stages.agent.chat import Chat
 from stages.agent.logprobs import token_logprobs
-from stages.agent.shared_prefixes import can_share, fastest_states
+from stages.agent.shared_prefixes import fastest_states, sharing_states
 from stages.algorithms.batch import LossTerms
 from stages.records.episode import Episode
 from stages.training.common.adapters import load_trained_state, trained_state
@@ -56,7 +56,7 @@ class SftJob(Job):
         self.best: dict[str, Any] = {"loss": None, "step": 0, "weights": None}
         self.evaluations_without_improvement = 0
         schedule = warmup_cosine(self.params.learning_rate, self.steps, self.params.warmup)
-        self.sharing, self.states = can_share(model), fastest_states(model)
+        self.states = fastest_states(model)
         self.processes = make_processes(params.resources, team)
         self.trained_model = self.processes.replica(model)
         """The trained model after `close`: `model` itself unless FSDP shards it."""
@@ -87,7 +87,8 @@ class SftJob(Job):
             self.ledger.close()
 
     def _plan(self, documents: Documents, rows: Sequence[int]) -> list[list[int]]:
-        return micro_batches(documents, rows, self.tokens_per_batch, sharing=self.sharing, least=self.processes.least)
+        sharing = self.states is sharing_states
+        return micro_batches(documents, rows, self.tokens_per_batch, sharing=sharing, least=self.processes.least)
 
     def _logprobs(self, token_ids: Tensor, mask: Tensor) -> Tensor:
         return token_logprobs(self.model, token_ids, mask, states=self.states)

@@ -46,6 +46,7 @@ def test_methods_that_declare_a_key_differently_are_rejected(monkeypatch: pytest
             {"method": "ram_plus", "density": 0.3},
             "density has no effect: it needs method dare or dare_ties or ties; set",
         ),
+        ({"method": "distil", "out_dtype": "bfloat16"}, "out_dtype has no effect: it needs a method that merges weights"),
         ({"method": "nonsense"}, "is unknown"),
     ],
 )

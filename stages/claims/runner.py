@@ -38,6 +38,8 @@ SOURCES = ("data/base", "data/packages", "data/raw", "stages", "dvc.yaml", "para
 """Paths of the commit that a workspace holds."""
 EVALUATION = Path("reports") / "evaluation.json"
 ROWS = Path("data") / "evaluation" / "rows.parquet"
+COST = ".seconds.json"
+"""Of a start whose making no run's outcome has counted yet: the file beside it with its processor seconds."""
 DVC = "from stages.runtime.parent import die_with_parent; die_with_parent(); from dvc.cli import main; raise SystemExit(main())"
 """DVC as a program that ends with its parent, so that a killed `make claims` leaves no process that writes into a workspace."""
 STAGES = """
@@ -134,8 +136,6 @@ class ExperimentRunner:
     workers: int = 1
     """Processes that share the making of a start, if all runs wait for it; a run is one process."""
     program: str = "rl"
-    _made: dict[Path, float] = field(default_factory=dict)
-    """Processor seconds that starts took which no run's outcome has counted yet."""
     _locks: dict[Path, threading.Lock] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     """Held while a lock of a folder is looked up."""
@@ -180,7 +180,7 @@ class ExperimentRunner:
             self._link_model(new, values["model"]["path"])
             new.write_settings(values)
             targets = [f"{last}@{domain}" for domain in domains]
-            self._made[workspace.folder] = new.python(["-c", DVC, "--wait-for-lock", "repro", *targets], self.threads)
+            self._count(workspace, new.python(["-c", DVC, "--wait-for-lock", "repro", *targets], self.threads))
             shutil.rmtree(new.folder / ".dvc")
 
         workspace = EvaluationWorkspace(self.folder / f"start-{'+'.join(domains)}-{digest(start_values(values))}")
@@ -188,9 +188,21 @@ class ExperimentRunner:
             workspace.create(prepare)
         return workspace
 
+    def _count(self, start: EvaluationWorkspace, seconds: float) -> None:
+        """Keep, also for a later session, what making this start took until a run's outcome has it."""
+        cost = start.folder.with_suffix(COST)
+        with self._alone_in(cost):
+            write_json(cost, seconds + (read_json(cost) if cost.exists() else 0.0))
+
     def _made_in(self, start: EvaluationWorkspace) -> float:
         """The processor seconds that making this start took, for the first run that asks; 0.0 for the others."""
-        return round(self._made.pop(start.folder, 0.0), 1)
+        cost = start.folder.with_suffix(COST)
+        with self._alone_in(cost):
+            if not cost.exists():
+                return 0.0
+            seconds = float(read_json(cost))
+            cost.unlink()
+        return round(seconds, 1)
 
     def start_success(self, values: Mapping[str, Any]) -> float:
         """Success of the SFT policy on the panel that the runs play; it plays once for all runs that evaluate alike."""
@@ -203,8 +215,7 @@ class ExperimentRunner:
                 workspace.create(lambda new: new.copy_of(start))
                 resources = {**values["resources"], "workers": self.workers}
                 workspace.write_settings({**values, "resources": resources, "evaluate": evaluate})
-                seconds = workspace.python(["-m", "stages.evaluate"], self.threads)
-                self._made[start.folder] = self._made.get(start.folder, 0.0) + seconds
+                self._count(start, workspace.python(["-m", "stages.evaluate"], self.threads))
                 write_json(found, read_json(workspace.folder / EVALUATION))
                 workspace.remove()
         return float(read_json(found)["models"]["sft"][domain]["success"]["mean"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -52,6 +53,31 @@ def test_run_without_a_required_metric_fails(tmp_path: Path, monkeypatch: pytest
     assert not list(runner.folder.iterdir())
     with pytest.raises(RunFailedError, match=r"no metric 'report\.recovered\.accuracy'"):
         runner.train_and_evaluate("other", values, metrics, required=metrics)
+
+
+class StartingRunner(ExperimentRunner):
+    """Makes its starts, by stages that take 7.5 s each, and finds in them what CopyingRunner's stages wrote."""
+
+    code = ""
+
+    @property
+    def folder(self) -> Path:
+        return self.root / "runs"
+
+    def _check_out(self, workspace: EvaluationWorkspace) -> None:
+        CopyingRunner(self.root, self.commit).start({})
+        shutil.copytree(self.root / "start", workspace.folder, dirs_exist_ok=True)
+        (workspace.folder / ".dvc").mkdir()
+
+
+def test_making_a_start_counts_once_also_in_a_later_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: the board's cost of an experiment includes its starts, however often it was interrupted."""
+    monkeypatch.setattr(EvaluationWorkspace, "python", lambda *arguments: 7.5)
+    values = {"domains": ["search"], "per_domain": {"search": {}}, "resources": {}, "model": {"path": "hub:base"}}
+    StartingRunner(tmp_path, "c" * 40).start(values)  # of a session that was killed before its first run was stored
+    later = StartingRunner(tmp_path, "c" * 40)
+    found = [later.train_and_evaluate(name, values, ["panel.success"]) for name in ("one", "two")]
+    assert [outcome.start_seconds for outcome in found] == [7.5, 0.0]
 
 
 def test_metrics_are_read_from_the_stage_reports(tmp_path: Path) -> None:

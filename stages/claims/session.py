@@ -5,6 +5,7 @@ on."""
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
@@ -196,13 +197,18 @@ class Session:
 
     def _by_start(self, runs: list[Run]) -> list[list[Run]]:
         """The runs of each start. A start that all share is made with one process per job, several at the same time with one
-        each."""
+        each; those are of different seeds, so that a seed's second start finds what it has in common with the first made."""
         if self.experiment.program in MODULES:
             return [runs]
         groups: dict[str, list[Run]] = {}
         for run in runs:
             groups.setdefault(digest(start_values(run.values)), []).append(run)
-        return list(groups.values())
+        earlier: Counter[int] = Counter()  # starts of the same seed
+        turns = []
+        for group in groups.values():
+            turns.append((earlier[group[0].seed], group))
+            earlier[group[0].seed] += 1
+        return [group for _, group in sorted(turns, key=lambda turn: turn[0])]
 
     def _name(self, run: Run) -> str:
         """Of the run's workspace: two experiments' equal runs are one."""

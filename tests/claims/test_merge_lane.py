@@ -91,9 +91,10 @@ def test_specialists_hang_on_the_resources_that_change_results() -> None:
 def test_the_start_trains_every_specialist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
 
-    def python(workspace: EvaluationWorkspace, arguments: list[str], threads: int) -> None:
+    def python(workspace: EvaluationWorkspace, arguments: list[str], threads: int) -> float:
         made.extend(arguments[3:])
         (workspace.folder / ".dvc").mkdir(parents=True)
+        return 2.5
 
     monkeypatch.setattr(EvaluationWorkspace, "python", python)
     monkeypatch.setattr(ExperimentRunner, "folder", tmp_path)
@@ -103,6 +104,7 @@ def test_the_start_trains_every_specialist(tmp_path: Path, monkeypatch: pytest.M
     start = ExperimentRunner(tmp_path, "c" * 40, program="merge").start(values)
     assert made == ["repro", "rl@textworld", "rl@search"]
     assert start.folder.name.startswith("start-textworld+search-")
+    assert json.loads(start.folder.with_suffix(".seconds.json").read_text()) == 2.5, "what the start cost"
 
 
 def test_a_merge_setting_repeats_the_runs_of_its_arm() -> None:

@@ -19,6 +19,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from stages.agent.model_names import ENVIRONMENTS, SEARCH, SELECTORS, VARIANTS, model_names
 from stages.agent.settings import Model, Rollout
+from stages.algorithms.card import Composition
 from stages.algorithms.domains import check_domain
 from stages.algorithms.parts.horizon import limits
 from stages.algorithms.registry import composition, learns_token_values
@@ -208,10 +209,10 @@ def parse_as(shape: type[P], values: Mapping[str, Any], source: str) -> P:
                 raise ParamsError(explain(error, Params, f"{source}: in per_domain.{domain}", f"{name}.")) from error
     for domain in params.domains:
         try:
-            resolve_section(params.section("rl", domain), params.model.max_length)
+            method, rl = resolve_section(params.section("rl", domain), params.model.max_length)
         except ParamsError as error:
             raise ParamsError(f"{source}: in rl with per_domain.{domain}: {error}") from error
-        cross_checks(params, domain, source)
+        cross_checks(params, domain, source, method, rl)
     check_selectors(params, source)
     try:
         params.merge.bind(params.domains)
@@ -220,9 +221,8 @@ def parse_as(shape: type[P], values: Mapping[str, Any], source: str) -> P:
     return params
 
 
-def cross_checks(params: Params, domain: str, source: str) -> None:
-    """Raise ParamsError where sections of `domain`, each valid by itself, contradict one another."""
-    method, rl = resolve_section(params.section("rl", domain), params.model.max_length)
+def cross_checks(params: Params, domain: str, source: str, method: Composition, rl: Rl) -> None:
+    """Raise ParamsError where sections of `domain`, each valid by itself, contradict one another. `rl`: resolved."""
     section, merge = partial(_section, params, domain), params.merge
     environment = params.per_domain[domain].environment
     problems = [

@@ -4,11 +4,10 @@ entry-point group `bellwether.algorithms`, whose entries name such a module or i
 from __future__ import annotations
 
 import importlib
-import pkgutil
 
 from stages.algorithms import methods
 from stages.algorithms.card import Card, Composition
-from stages.runtime.entry_points import Group, place
+from stages.runtime.entry_points import Group, module_names, place
 from stages.runtime.validation import ParamsError
 
 GROUP = Group("bellwether.algorithms", "rl.algorithm")
@@ -16,14 +15,13 @@ GROUP = Group("bellwether.algorithms", "rl.algorithm")
 
 def names() -> list[str]:
     """All known names, sorted, from file names and package metadata, without importing."""
-    own = {module.name for module in pkgutil.iter_modules(methods.__path__)}
-    return sorted(own | set(GROUP.points()))
+    return sorted(module_names(methods) | set(GROUP.points()))
 
 
 def composition(name: str) -> Composition:
     """The method `name`. Raises ParamsError for an unknown name, with the nearest known one, and for a module that is no
     method."""
-    if any(module.name == name for module in pkgutil.iter_modules(methods.__path__)):
+    if name in module_names(methods):
         found = importlib.import_module(f"{methods.__name__}.{name}")
     else:
         found = GROUP.load(name, names())

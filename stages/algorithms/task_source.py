@@ -18,7 +18,6 @@ Every process makes the same calls with the same arguments and must reach the sa
 from __future__ import annotations
 
 import importlib
-import pkgutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import ValidationError
 
 from stages.algorithms import sources
-from stages.runtime.entry_points import Group, place
+from stages.runtime.entry_points import Group, module_names, place
 from stages.runtime.validation import ParamsError, Section, explain
 
 if TYPE_CHECKING:
@@ -146,12 +145,12 @@ class TaskSource:
 
 def names() -> list[str]:
     """All known sources, sorted, without importing."""
-    return sorted({module.name for module in pkgutil.iter_modules(sources.__path__)} | set(GROUP.points()))
+    return sorted(module_names(sources) | set(GROUP.points()))
 
 
 def source_class(name: str) -> type[TaskSource]:
     """The source `name`. Raises ParamsError for an unknown name, and for what is no source."""
-    if any(module.name == name for module in pkgutil.iter_modules(sources.__path__)):
+    if name in module_names(sources):
         found = importlib.import_module(f"{sources.__name__}.{name}")
     else:
         found = GROUP.load(name, names())

@@ -21,7 +21,7 @@ from stages.claims import new, verdict
 from stages.claims.confirm import confirm
 from stages.claims.cost import cost_of
 from stages.claims.entries import Entry, chosen, entry_of, load_entries
-from stages.claims.experiment import peers, slugs
+from stages.claims.experiment import peers, profiles
 from stages.claims.judging import write
 from stages.claims.new import PIPELINE
 from stages.claims.results import Results
@@ -46,11 +46,12 @@ def default_jobs(device: str) -> int:
 
 def print_costs(root: Path, entries: Mapping[str, Entry], jobs: int) -> None:
     """What each experiment will still cost, and all of them."""
-    stored = {slug: Results.load(root, slug) for slug in slugs(root)}
+    profile_of = profiles(root)
+    stored = {slug: Results.load(root, slug) for slug in profile_of}
     runs, seconds, unknown = 0, 0.0, 0
     for slug, entry in entries.items():
         drop_outdated(entry.experiment, entry.params, stored[slug])
-        others = [stored[name] for name in peers(root, slug, entry.experiment.profile)]
+        others = [stored[name] for name in peers(profile_of, slug)]
         cost = cost_of(entry.experiment, entry.params, stored[slug], others)
         unknown += cost.runs > 0 and cost.seconds is None
         runs, seconds = runs + cost.runs, seconds + (cost.seconds or 0.0)

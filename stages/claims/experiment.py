@@ -7,6 +7,7 @@ the same tasks and start from the same SFT policy.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -330,7 +331,11 @@ def slugs(root: Path) -> list[str]:
     return sorted(path.stem for path in (root / FOLDER).glob("*.yaml") if path.name != "dvc.yaml")
 
 
-def peers(root: Path, slug: str, profile: str | None) -> list[str]:
-    """Names of the other experiments of this profile, sorted: their runs may be equal, and take about as long."""
-    files = ((name, root / FOLDER / f"{name}.yaml") for name in slugs(root) if name != slug)
-    return [name for name, path in files if read_yaml(path).get("profile") == profile]
+def profiles(root: Path) -> dict[str, str | None]:
+    """Every experiment's profile, by name, sorted."""
+    return {name: read_yaml(root / FOLDER / f"{name}.yaml").get("profile") for name in slugs(root)}
+
+
+def peers(profile_of: Mapping[str, str | None], slug: str) -> list[str]:
+    """Names of the other experiments of this one's profile: their runs may be equal, and take about as long."""
+    return [name for name, profile in profile_of.items() if name != slug and profile == profile_of[slug]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -78,7 +79,19 @@ def required_of(experiment: Experiment, arm: str, seed: int) -> tuple[str, ...]:
 
 
 def shaping(experiment: Experiment, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that shape a run and differ from their defaults: so a new setting does not invalidate finished runs."""
+    """The settings that shape a run and differ from their defaults: so a new setting does not invalidate finished runs. Not to be
+    changed in place."""
+    asked = json.dumps([experiment.lane, experiment.environment, values], sort_keys=True)
+    if asked not in _SHAPED:
+        _SHAPED[asked] = _shaping(experiment, values)
+    return _SHAPED[asked]
+
+
+_SHAPED: dict[str, dict[str, Any]] = {}
+"""A check of all settings takes 40 ms, and planning, tuning and costs ask for the same ones."""
+
+
+def _shaping(experiment: Experiment, values: Mapping[str, Any]) -> dict[str, Any]:
     if experiment.lane == "control":
         return PROBLEMS[experiment.environment].settings.model_validate(values).model_dump(mode="json", exclude_defaults=True)
     parse = parse_search if experiment.lane == "designs" else parse_params

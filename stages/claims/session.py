@@ -18,7 +18,7 @@ from stages.claims.arms import common_values, run_values, start_values
 from stages.claims.checks import unplayable
 from stages.claims.code import MODULES
 from stages.claims.cost import cost_of
-from stages.claims.experiment import Experiment, digest, peers
+from stages.claims.experiment import Experiment, digest, peers, profiles
 from stages.claims.gates import judge_gate
 from stages.claims.judging import is_open, looks_of, write
 from stages.claims.plan import Outcome, Run, metrics_of, planned_runs
@@ -79,7 +79,7 @@ class Session:
     @cached_property
     def others(self) -> list[Results]:
         """Results of the other experiments, whose runs may be equal."""
-        return [Results.load(self.root, other) for other in peers(self.root, self.slug, self.experiment.profile)]
+        return [Results.load(self.root, other) for other in peers(profiles(self.root), self.slug)]
 
     def say(self, text: str) -> None:
         print(f"claim: {self.slug}: {text}", flush=True)

@@ -35,8 +35,10 @@ def trial_runs(experiment: Experiment, params: Mapping[str, Any]) -> list[Run]:
     for seed in range(FIRST_SEED, FIRST_SEED + tune.seeds) if tune else ():
         for arm in filter(experiment.trains, experiment.arms):
             for value in tune.values:
-                values = _on_validation_tasks(run_values(experiment, arm, seed, params, value))
-                runs.append(Run(f"{arm}/{value!r}", seed, values, digest(shaping(experiment, values)), (METRIC,), trial=True))
+                first = _on_validation_tasks(run_values(experiment, arm, FIRST_SEED, params, value))
+                key = digest(deep_merge(shaping(experiment, first), experiment.seeded(seed)))
+                values = deep_merge(first, experiment.seeded(seed))
+                runs.append(Run(f"{arm}/{value!r}", seed, values, key, (METRIC,), trial=True))
     return runs
 
 

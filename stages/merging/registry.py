@@ -7,7 +7,6 @@ entry points of the group `bellwether.mergers`: such a module, its MERGER or the
 from __future__ import annotations
 
 import importlib
-import pkgutil
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -17,7 +16,7 @@ from pydantic import ValidationError
 from stages.merging import methods
 from stages.merging.contract import MergeError, MergeParams, Merger
 from stages.records.card import Card
-from stages.runtime.entry_points import Group, place
+from stages.runtime.entry_points import Group, module_names, place
 from stages.runtime.validation import ParamsError, explain
 
 GROUP = Group("bellwether.mergers", "merge.method")
@@ -30,7 +29,7 @@ LOADED: dict[str, Merger] = {}
 
 def shipped() -> list[str]:
     """Names of this repository's methods, sorted, without importing them."""
-    return sorted(module.name for module in pkgutil.iter_modules(methods.__path__))
+    return sorted(module_names(methods))
 
 
 def get_merger(method: str) -> Merger:

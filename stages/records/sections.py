@@ -29,6 +29,8 @@ def section_of(params: RunParams, name: str, domain: str) -> Any:
     """Section `name` with the overrides of `domain`. Raises pydantic's ValidationError for invalid overrides."""
     shared: Section = getattr(params, name)
     override = getattr(params.per_domain[domain], name)
+    if not override:
+        return shared
     merged = deep_merge(shared.model_dump(exclude_unset=True), override)
     return type(shared).model_validate(merged)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import pkgutil
 import sys
 import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
 from typing import Any
 
 from stages.runtime.validation import ParamsError
@@ -19,6 +21,17 @@ from stages.runtime.validation import ParamsError
 def _installed(group: str, search_path: tuple[str, ...]) -> dict[str, EntryPoint]:
     """Cached: reading every package's metadata takes longer than the rest of a check of params.yaml."""
     return {point.name: point for point in sorted(entry_points(group=group), key=lambda point: point.name)}
+
+
+@cache
+def _modules(folders: tuple[str, ...]) -> frozenset[str]:
+    """Cached: a check of params.yaml asks a dozen times."""
+    return frozenset(module.name for module in pkgutil.iter_modules(folders))
+
+
+def module_names(package: ModuleType) -> frozenset[str]:
+    """Names of the modules in a package, without importing them."""
+    return _modules(tuple(package.__path__))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from rloo_experiment import PARAMS, write
 from stages.claims import __main__ as command
 from stages.claims.arms import run_values
 from stages.claims.entries import chosen, load_entries, with_profile
-from stages.claims.experiment import peers
+from stages.claims.experiment import peers, profiles
 from stages.params import ROOT, load_params
 from stages.runtime.validation import ParamsError
 
@@ -40,8 +40,8 @@ def test_experiments_of_a_profile_run_only_when_asked_for(board: Path) -> None:
 
 def test_times_and_runs_are_those_of_the_same_profile(board: Path) -> None:
     """Contract: what a run on a small model took says nothing about one on a large one."""
-    assert peers(board, "a", None) == ["b"]
-    assert peers(board, "c", "large") == ["d"]
+    assert peers(profiles(board), "a") == ["b"]
+    assert peers(profiles(board), "c") == ["d"]
 
 
 def test_a_profile_lies_over_params_and_under_the_experiment(board: Path) -> None:

@@ -39,6 +39,7 @@ ALLOWED_IMPORTS = {
     "stages.runtime.files.atomic_text": WHOLE,
     "stages.runtime.files.locked": "which process asks first; all read the same reply",
     "stages.runtime.entry_points.Group": "finds plugins, whose changes are tracked separately (docs/dvc.md)",
+    "stages.runtime.entry_points.module_names": "which names there are; a name is of the same module with any answer",
     "stages.runtime.entry_points.place": "a message",
     "stages.runtime.live.Live": "tells viewers of a run, and when to pause it or stop it after a step, from which it resumes",
     "stages.runtime.live.PAUSE": "a request to a run",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from stages.claims.arms import RESOURCES, run_values
@@ -88,7 +89,7 @@ def shaping(experiment: Experiment, values: Mapping[str, Any]) -> dict[str, Any]
 
 
 _SHAPED: dict[str, dict[str, Any]] = {}
-"""A check of all settings takes 40 ms, and planning, tuning and costs ask for the same ones."""
+"""To check settings takes most of the time of a plan, and planning, tuning and costs ask for the same ones."""
 
 
 def _shaping(experiment: Experiment, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,15 +105,15 @@ def _shaping(experiment: Experiment, values: Mapping[str, Any]) -> dict[str, Any
 
 def _keys(experiment: Experiment, arm: str, params: Mapping[str, Any], tuned: float | None) -> Callable[[int], str]:
     """Seed -> key of the arm's run. Parameters are checked once, since the seed changes nothing else."""
-    shaped = shaping(experiment, run_values(experiment, arm, 1, params, tuned))
+    return partial(key_of, experiment, shaping(experiment, run_values(experiment, arm, 1, params, tuned)))
 
-    def key(seed: int) -> str:
-        values = deep_merge(shaped, experiment.seeded(seed))
-        if values.get("seed") == 0:
-            del values["seed"]  # the default
-        return digest(values)
 
-    return key
+def key_of(experiment: Experiment, shaped: Mapping[str, Any], seed: int) -> str:
+    """The key of the run with this seed. `shaped`: `shaping` of its settings with any seed."""
+    values = deep_merge(shaped, experiment.seeded(seed))
+    if values.get("seed") == 0:
+        del values["seed"]  # the default
+    return digest(values)
 
 
 def planned_runs(

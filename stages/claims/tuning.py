@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from stages.claims.arms import run_values
-from stages.claims.experiment import Experiment, digest
-from stages.claims.plan import Outcome, Run, shaping
+from stages.claims.experiment import Experiment
+from stages.claims.plan import Outcome, Run, key_of, shaping
 from stages.claims.results import Results
 from stages.curation.settings import Curate
 from stages.records.sections import deep_merge
@@ -36,7 +36,7 @@ def trial_runs(experiment: Experiment, params: Mapping[str, Any]) -> list[Run]:
         for arm in filter(experiment.trains, experiment.arms):
             for value in tune.values:
                 first = _on_validation_tasks(run_values(experiment, arm, FIRST_SEED, params, value))
-                key = digest(deep_merge(shaping(experiment, first), experiment.seeded(seed)))
+                key = key_of(experiment, shaping(experiment, first), seed)
                 values = deep_merge(first, experiment.seeded(seed))
                 runs.append(Run(f"{arm}/{value!r}", seed, values, key, (METRIC,), trial=True))
     return runs

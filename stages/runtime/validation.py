@@ -46,8 +46,6 @@ class Checked(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _representable(cls, value: Any, info: ValidationInfo) -> Any:
-        if value is None or value is True or value is False:
-            return value
         if isinstance(value, Mapping) and section_within(cls.model_fields[str(info.field_name)].annotation):
             return value  # a section checks its own keys
         for item in _flat(value):

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
-from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
 from screenshots.chromium import Browser
 
 SHOWN = "return document.querySelector('#view-episodes .content').dataset.ready"
-READY = "return document.querySelector('#view-episodes .count').dataset.ready === 'yes'"
+COUNTED = """const count = document.querySelector("#view-episodes .count");
+return count.dataset.ready === "yes" && count.textContent"""
+"""False while a search runs. One script, since the page may start a search between two."""
 PAIR = "return document.querySelector('#view-compare .episode').dataset.ready"
 GRAPH = "return document.querySelector('#view-paths .graph').dataset.ready"
 
@@ -53,5 +54,5 @@ def address(browser: Browser) -> dict[str, str]:
 
 
 def count(browser: Browser) -> int:
-    wait(browser, lambda: browser.run(READY))
-    return int(browser.driver.find_element(By.CSS_SELECTOR, "#view-episodes .count").text.split(" of ")[0])
+    shown = WebDriverWait(browser.driver, 10).until(lambda _: browser.run(COUNTED))
+    return int(shown.split(" of ")[0])

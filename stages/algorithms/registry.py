@@ -3,32 +3,26 @@ entry-point group `bellwether.algorithms`, whose entries name such a module or i
 
 from __future__ import annotations
 
-import importlib
-
 from stages.algorithms import methods
 from stages.algorithms.card import Card, Composition
-from stages.runtime.entry_points import Group, module_names, place
+from stages.runtime.entry_points import Group, place
 from stages.runtime.validation import ParamsError
 
-GROUP = Group("bellwether.algorithms", "rl.algorithm")
+GROUP = Group("bellwether.algorithms", "rl.algorithm", methods, "COMPOSITION")
 
 
 def names() -> list[str]:
     """All known names, sorted, from file names and package metadata, without importing."""
-    return sorted(module_names(methods) | set(GROUP.points()))
+    return GROUP.names()
 
 
 def composition(name: str) -> Composition:
     """The method `name`. Raises ParamsError for an unknown name, with the nearest known one, and for a module that is no
     method."""
-    if name in module_names(methods):
-        found = importlib.import_module(f"{methods.__name__}.{name}")
-    else:
-        found = GROUP.load(name, names())
-    made = getattr(found, "COMPOSITION", found)
-    if not isinstance(made, Composition):
+    found = GROUP.load(name)
+    if not isinstance(found, Composition):
         raise ParamsError(f"rl.algorithm '{name}': {place(found)} has no COMPOSITION; set it to a stages.plugins.Composition")
-    return made
+    return found
 
 
 def learns_token_values(method: Composition) -> bool:

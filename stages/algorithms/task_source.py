@@ -17,7 +17,6 @@ Every process makes the same calls with the same arguments and must reach the sa
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import ValidationError
 
 from stages.algorithms import sources
-from stages.runtime.entry_points import Group, module_names, place
+from stages.runtime.entry_points import Group, place
 from stages.runtime.validation import ParamsError, Section, explain
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from stages.records.task import Task
 
 Play = Callable[["Sequence[EpisodeRequest]", "Sampling | None"], "list[Episode]"]
-GROUP = Group("bellwether.task_sources", "rl.tasks.source")
+GROUP = Group("bellwether.task_sources", "rl.tasks.source", sources, "SOURCE")
 
 
 class NoSettings(Section):
@@ -145,21 +144,17 @@ class TaskSource:
 
 def names() -> list[str]:
     """All known sources, sorted, without importing."""
-    return sorted(module_names(sources) | set(GROUP.points()))
+    return GROUP.names()
 
 
 def source_class(name: str) -> type[TaskSource]:
     """The source `name`. Raises ParamsError for an unknown name, and for what is no source."""
-    if name in module_names(sources):
-        found = importlib.import_module(f"{sources.__name__}.{name}")
-    else:
-        found = GROUP.load(name, names())
-    made = getattr(found, "SOURCE", found)
-    if not (isinstance(made, type) and issubclass(made, TaskSource)):
+    found = GROUP.load(name)
+    if not (isinstance(found, type) and issubclass(found, TaskSource)):
         raise ParamsError(
             f"rl.tasks.source '{name}': {place(found)} has no SOURCE; set it to a subclass of stages.plugins.TaskSource"
         )
-    return made
+    return found
 
 
 def source_settings(name: str, given: Any) -> Section:

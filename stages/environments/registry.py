@@ -27,7 +27,7 @@ def load_domain(name: str, settings: Mapping[str, Any] | None = None) -> Domain:
     that is not a domain (with file and line).
     """
     if name not in GROUP.points():
-        raise ParamsError(f"params.yaml: {GROUP.unknown(name, ())}")
+        raise ParamsError(f"params.yaml: {GROUP.unknown(name)}")
     domain_class: Any = GROUP.load(name)
     if faults := class_faults(name, domain_class):
         raise ParamsError("\n".join(f"{place(domain_class)}: domain '{name}': {fault}" for fault in faults))

@@ -6,7 +6,6 @@ entry points of the group `bellwether.mergers`: such a module, its MERGER or the
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -16,10 +15,10 @@ from pydantic import ValidationError
 from stages.merging import methods
 from stages.merging.contract import MergeError, MergeParams, Merger
 from stages.records.card import Card
-from stages.runtime.entry_points import Group, module_names, place
+from stages.runtime.entry_points import Group, place
 from stages.runtime.validation import ParamsError, explain
 
-GROUP = Group("bellwether.mergers", "merge.method")
+GROUP = Group("bellwether.mergers", "merge.method", methods, "MERGER")
 REQUIRED = sorted(name for name in {*Merger.__annotations__, *vars(Merger)} if not name.startswith("_"))
 """The names of a merger; `Merger` itself has most of them."""
 NONE: Mapping[str, Any] = MappingProxyType({})
@@ -29,25 +28,21 @@ LOADED: dict[str, Merger] = {}
 
 def shipped() -> list[str]:
     """Names of this repository's methods, sorted, without importing them."""
-    return sorted(module_names(methods))
+    return sorted(GROUP.shipped())
 
 
 def get_merger(method: str) -> Merger:
     """The merger called `method`. Raises MergeError for an unknown name (listing the known ones) or an invalid plugin."""
     if method not in LOADED:
-        if method in shipped():
-            found = importlib.import_module(f"{methods.__name__}.{method}")
-        else:
-            try:
-                found = GROUP.load(method, shipped())
-            except ParamsError as error:
-                raise MergeError(str(error)) from error
+        try:
+            found = GROUP.load(method)
+        except ParamsError as error:
+            raise MergeError(str(error)) from error
         LOADED[method] = _merger(method, found)
     return LOADED[method]
 
 
-def _merger(method: str, found: Any) -> Merger:
-    made = getattr(found, "MERGER", found)
+def _merger(method: str, made: Any) -> Merger:
     if isinstance(made, type):
         try:
             made = made()
@@ -66,8 +61,8 @@ def _merger(method: str, found: Any) -> Merger:
 
 def check_method(method: str) -> None:
     """Raise MergeError, listing the known names, for an unknown method; imports nothing."""
-    if method not in LOADED and method not in shipped() and method not in GROUP.points():
-        raise MergeError(f"is unknown{GROUP.hint(method, shipped())}")
+    if method not in LOADED and method not in GROUP.names():
+        raise MergeError(f"is unknown{GROUP.hint(method)}")
 
 
 def own_settings(method: str, given: Mapping[str, Any], own: Mapping[str, Any]) -> Any:

@@ -1,4 +1,5 @@
-"""Classes and modules of other packages: found by name through entry points, loaded without raw tracebacks."""
+"""Classes and modules by name: those shipped here, and those of other packages, found through entry points and loaded without raw
+tracebacks."""
 
 from __future__ import annotations
 
@@ -7,9 +8,9 @@ import inspect
 import pkgutil
 import sys
 import traceback
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import Any
@@ -29,40 +30,54 @@ def _modules(folders: tuple[str, ...]) -> frozenset[str]:
     return frozenset(module.name for module in pkgutil.iter_modules(folders))
 
 
-def module_names(package: ModuleType) -> frozenset[str]:
-    """Names of the modules in a package, without importing them."""
-    return _modules(tuple(package.__path__))
-
-
 @dataclass(frozen=True)
 class Group:
-    """A group of entry points and the key of params.yaml that names one of them."""
+    """A group of entry points and the key of params.yaml that names one of them.
+
+    package: one whose modules have names of the group, too. attribute: what of such a module counts; an entry point names the
+    module or what counts."""
 
     name: str
     key: str
+    package: ModuleType | None = None
+    attribute: str = ""
+
+    def shipped(self) -> frozenset[str]:
+        """Names of the modules in the package, without importing them."""
+        return _modules(tuple(self.package.__path__)) if self.package else frozenset()
+
+    def names(self) -> list[str]:
+        """All names, sorted. Imports nothing."""
+        return sorted(self.shipped() | set(self.points()))
 
     def points(self) -> dict[str, EntryPoint]:
         """Name -> installed entry point, sorted. Imports nothing."""
         return _installed(self.name, tuple(sys.path))
 
-    def load(self, name: str, known: Iterable[str] = ()) -> Any:
-        """The object of the entry point `name`; `known`: valid names without an entry point. Raises ParamsError for an unknown
-        name, and with file and line for a module that can't be imported."""
-        points = self.points()
-        if name not in points:
-            raise ParamsError(self.unknown(name, known))
+    def load(self, name: str) -> Any:
+        """What `name` stands for; the module itself if it lacks the attribute. Raises ParamsError for an unknown name, and with
+        file and line for another package's module that can't be imported."""
+        if self.package and name in self.shipped():
+            found = import_module(f"{self.package.__name__}.{name}")
+        elif name in self.points():
+            found = self._outside(name, self.points()[name])
+        else:
+            raise ParamsError(self.unknown(name))
+        return getattr(found, self.attribute, found) if self.attribute else found
+
+    def _outside(self, name: str, point: EntryPoint) -> Any:
         try:
-            return points[name].load()
+            return point.load()
         except Exception as error:
-            raise ParamsError(self.fault(name, error, f"its entry point {points[name].value} can't be loaded")) from error
+            raise ParamsError(self.fault(name, error, f"its entry point {point.value} can't be loaded")) from error
 
-    def unknown(self, name: str, known: Iterable[str]) -> str:
+    def unknown(self, name: str) -> str:
         """The message for an unknown name."""
-        return f"unknown {self.key} '{name}'{self.hint(name, known)}"
+        return f"unknown {self.key} '{name}'{self.hint(name)}"
 
-    def hint(self, name: str, known: Iterable[str]) -> str:
+    def hint(self, name: str) -> str:
         """The nearest name, all names, and how to install a package."""
-        names = sorted({*known, *self.points()})
+        names = self.names()
         near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
         nearest = f"; did you mean '{near[0]}'?" if near else "."
         return (

@@ -6,30 +6,23 @@
 
 from __future__ import annotations
 
-from statistics import fmean
-
 import torch
 
 from stages.control.learnt import Learnt
 from stages.control.off_policy.dqn_settings import DeepQ
-from stages.control.off_policy.training import curve
+from stages.control.off_policy.training import Training
 from stages.control.one_run import one_run
 from stages.runtime.command import command
 from stages.values.heads import CategoricalHead
 
 
 def learn(settings: DeepQ) -> Learnt:
-    """Train once. return_end: of the last evaluation; return_mean: over all evaluations; clamped: share of the targets beyond the
-    head's support."""
-    training = curve(settings)
+    """Train once; see `Rounds.learnt`. clamped: share of the targets beyond the head's support."""
+    training = Training(settings)
+    training.train()
     head = training.agent.head
-    figures = {
-        "return_end": training.returns[-1],
-        "return_mean": fmean(training.returns),
-        "updates": float(training.agent.updates),
-        "clamped": head.clamped / max(1, head.seen) if isinstance(head, CategoricalHead) else 0.0,
-    }
-    return Learnt(figures, training.evaluated_at, training.returns, training.agent.greedy)
+    clamped = head.clamped / max(1, head.seen) if isinstance(head, CategoricalHead) else 0.0
+    return training.learnt(updates=float(training.agent.updates), clamped=clamped)
 
 
 def run(settings: DeepQ) -> dict[str, float]:

@@ -8,8 +8,6 @@ thread to the bit.
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -26,20 +24,20 @@ from stages.control.off_policy.replay import Demonstrations, Replay, Transitions
 from stages.control.off_policy.settings import Loop, OffPolicy
 from stages.control.off_policy.vector_task import VectorTask
 from stages.control.one_run import one_run
+from stages.control.rounds import Rounds
 from stages.runtime.command import command
-from stages.runtime.files import atomic_file
-from stages.runtime.validation import ParamsError
 from stages.seeding import key64, seed_torch
 
 MakeAgent = Callable[[Any, int, int], Any]
 """Settings, numbers in an observation, actions -> an agent as `make_agent` makes them."""
 
 
-class Training:
+class Training(Rounds):
     """One agent's run; see `OffPolicy` and `DeepQ`."""
 
     def __init__(self, settings: Loop, make: MakeAgent | None = None, demonstrations: Demonstrations | None = None) -> None:
         """make: of agents of other settings than these. Raises ParamsError, ModuleNotFoundError as VectorTask does."""
+        super().__init__()
         seed_torch(settings.seed, "off_policy")
         self.settings = settings
         allowed: Any = "discrete" if isinstance(settings, DeepQ) else "continuous"
@@ -57,23 +55,10 @@ class Training:
         self.imagination = Imagination(settings, *sizes) if imagines else None
         self.generator = torch.Generator().manual_seed(key64(settings.seed, "off_policy", "draws") % 2**63)
         self.steps = 0
-        self.returns: list[float] = []
-        """Mean return of each evaluation."""
 
     @property
-    def evaluated_at(self) -> list[int]:
-        """Steps before each evaluation."""
-        return [self.settings.evaluate_every * (number + 1) for number in range(len(self.returns))]
-
-    def train(self) -> None:
-        """From the checkpoint, if there is one, to the end."""
-        path = Path(self.settings.checkpoint) if self.settings.checkpoint else None
-        if path and path.exists():
-            self.load(path)
-        while self.steps < self.settings.steps:
-            self.round()
-            if path:
-                self.save(path)
+    def done(self) -> bool:
+        return self.steps >= self.settings.steps
 
     def round(self) -> None:
         """`evaluate_every` steps in new episodes, and an evaluation. A run can be saved between rounds."""
@@ -112,37 +97,18 @@ class Training:
                 batch = self.replay.draw(self.settings.batch, self.generator)
             self.agent.update(batch, self.generator)
 
-    def _identity(self) -> str:
+    def identity(self) -> str:
         recorded = "" if self.demonstrations is None else f" {self.demonstrations.digest()}"
-        return self.settings.model_dump_json(exclude={"checkpoint"}) + recorded
+        return super().identity() + recorded
 
-    def save(self, path: Path) -> None:
-        """Write everything that `load` needs to go on exactly, atomically."""
-        state = {
-            "settings": self._identity(),
-            "agent": self.agent.state_dict(),
-            "optimiser": self.agent.optimiser.state_dict(),
-            "updates": self.agent.updates,
-            "replay": self.replay.state(),
-            "generator": self.generator.get_state(),
-            "steps": self.steps,
-            "returns": self.returns,
-        }
-        if self.imagination:
-            state["imagination"] = self.imagination.state()
-        with atomic_file(path) as partial:
-            torch.save(state, partial)
+    def state(self) -> dict[str, Any]:
+        imagined = {"imagination": self.imagination.state()} if self.imagination else {}
+        return {**super().state(), "replay": self.replay.state(), "steps": self.steps, **imagined}
 
-    def load(self, path: Path) -> None:
-        """Go on from what `save` wrote. Raises ParamsError if its settings are others."""
-        state: dict[str, Any] = torch.load(path, weights_only=True)
-        if state["settings"] != self._identity():
-            raise ParamsError(f"checkpoint: {path} is of a run with other settings; remove it, or use them: {state['settings']}")
-        self.agent.load_state_dict(state["agent"])
-        self.agent.optimiser.load_state_dict(state["optimiser"])
-        self.agent.updates, self.steps, self.returns = state["updates"], state["steps"], state["returns"]
+    def restore(self, state: dict[str, Any]) -> None:
+        super().restore(state)
         self.replay.restore(state["replay"])
-        self.generator.set_state(state["generator"])
+        self.steps = state["steps"]
         if self.imagination:
             self.imagination.restore(state["imagination"])
 
@@ -155,28 +121,16 @@ def make_agent(settings: Loop, observations: int, actions: int) -> Any:
     return Agent(settings, observations, actions)
 
 
-def curve(settings: Loop) -> Training:
-    """A finished run; its checkpoint is removed."""
+def learn(settings: OffPolicy) -> Learnt:
+    """Train once; see `Rounds.learnt`. overestimation: see its function; the others: see `model_figures`."""
     training = Training(settings)
     training.train()
-    if settings.checkpoint:
-        Path(settings.checkpoint).unlink()
-    return training
-
-
-def learn(settings: OffPolicy) -> Learnt:
-    """Train once. return_end: of the last evaluation; return_mean: over all evaluations, the area under the learning curve;
-    overestimation: see its function; the others: see `model_figures`."""
-    training = curve(settings)
-    figures = {
-        "return_end": training.returns[-1],
-        "return_mean": fmean(training.returns),
-        "overestimation": overestimation(training.agent, settings),
-        "alpha": float(training.agent.log_alpha.detach().exp()),
-        "updates": float(training.agent.updates),
+    return training.learnt(
+        overestimation=overestimation(training.agent, settings),
+        alpha=float(training.agent.log_alpha.detach().exp()),
+        updates=float(training.agent.updates),
         **model_figures(training.agent, training.imagination, settings),
-    }
-    return Learnt(figures, training.evaluated_at, training.returns, training.agent.greedy)
+    )
 
 
 def run(settings: OffPolicy) -> dict[str, float]:

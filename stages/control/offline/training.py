@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -23,8 +22,8 @@ from stages.control.offline.agents import Clone
 from stages.control.offline.datasets import DataSet, content_hash, read_dataset
 from stages.control.offline.settings import Offline
 from stages.control.one_run import one_run
+from stages.control.rounds import Rounds
 from stages.runtime.command import command
-from stages.runtime.files import atomic_file
 from stages.runtime.validation import ParamsError
 from stages.seeding import key64, seed_torch
 
@@ -64,12 +63,15 @@ def make_agent(settings: Offline, task: VectorTask) -> Any:
     return Agent(OffPolicy.model_validate({**shared, "task": task.task}), task.observations, task.actions)
 
 
-class Training:
+class Training(Rounds):
     """One agent's run; see `Offline`."""
+
+    made_with = "settings or data"
 
     def __init__(self, settings: Offline, data: DataSet | None = None) -> None:
         """data: in place of the one that the settings name. Raises ParamsError, ModuleNotFoundError as `read_dataset` and
         VectorTask do."""
+        super().__init__()
         seed_torch(settings.seed, "offline")
         self.settings = settings
         data = data or read_dataset(Path(settings.folder), settings.dataset)
@@ -78,18 +80,10 @@ class Training:
         self.data = transitions(data, self.task, settings.reward_scale)
         self.agent = make_agent(settings, self.task)
         self.generator = torch.Generator().manual_seed(key64(settings.seed, "offline", "draws") % 2**63)
-        self.returns: list[float] = []
-        """Mean return of each evaluation."""
 
-    def train(self) -> None:
-        """From the checkpoint, if there is one, to the end."""
-        path = Path(self.settings.checkpoint) if self.settings.checkpoint else None
-        if path and path.exists():
-            self.load(path)
-        while self.agent.updates < self.settings.updates:
-            self.round()
-            if path:
-                self.save(path)
+    @property
+    def done(self) -> bool:
+        return self.agent.updates >= self.settings.updates
 
     def round(self) -> None:
         """`evaluate_every` updates and an evaluation."""
@@ -99,49 +93,19 @@ class Training:
         seed = key64(self.settings.seed, "offline", "evaluation", self.agent.updates) % 2**31
         self.returns.append(mean_return(self.agent.greedy, self.task, seed))
 
-    def _identity(self) -> str:
-        return self.settings.model_dump_json(exclude={"checkpoint"}) + self.hash
-
-    def save(self, path: Path) -> None:
-        """Write everything that `load` needs to go on exactly, atomically."""
-        state = {
-            "settings": self._identity(),
-            "agent": self.agent.state_dict(),
-            "optimiser": self.agent.optimiser.state_dict(),
-            "updates": self.agent.updates,
-            "generator": self.generator.get_state(),
-            "returns": self.returns,
-        }
-        with atomic_file(path) as partial:
-            torch.save(state, partial)
-
-    def load(self, path: Path) -> None:
-        """Go on from what `save` wrote. Raises ParamsError if its settings or data are others."""
-        state = torch.load(path, weights_only=True)
-        if state["settings"] != self._identity():
-            raise ParamsError(f"checkpoint: {path} is of a run with other settings or data; remove it, or use these again")
-        self.agent.load_state_dict(state["agent"])
-        self.agent.optimiser.load_state_dict(state["optimiser"])
-        self.agent.updates, self.returns = state["updates"], state["returns"]
-        self.generator.set_state(state["generator"])
+    def identity(self) -> str:
+        return super().identity() + self.hash
 
 
 def learn(settings: Offline) -> Learnt:
-    """Learn once. return_end: of the last evaluation; return_mean: over all evaluations; behaviour: mean return in the data set;
-    overestimation: with `method: sac`, see its function."""
+    """Learn once; see `Rounds.learnt`. behaviour: mean return in the data set; overestimation: with `method: sac`, see its
+    function."""
     training = Training(settings)
     training.train()
-    figures = {
-        "return_end": training.returns[-1],
-        "return_mean": fmean(training.returns),
-        "behaviour": training.behaviour,
-    }
+    figures = {"behaviour": training.behaviour}
     if settings.method == "sac":
         figures["overestimation"] = overestimation(training.agent, training.agent.settings)
-    if settings.checkpoint:
-        Path(settings.checkpoint).unlink()
-    steps = [settings.evaluate_every * (number + 1) for number in range(len(training.returns))]
-    return Learnt(figures, steps, training.returns, training.agent.greedy)
+    return training.learnt(**figures)
 
 
 def run(settings: Offline) -> dict[str, float]:

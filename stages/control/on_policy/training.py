@@ -6,8 +6,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from statistics import fmean
+from typing import Any
 
 import torch
 
@@ -17,17 +16,17 @@ from stages.control.off_policy.vector_task import Floats, VectorTask
 from stages.control.on_policy.ppo import ActorCritic, Steps, advantages
 from stages.control.on_policy.settings import Ppo
 from stages.control.one_run import one_run
+from stages.control.rounds import Rounds
 from stages.runtime.command import command
-from stages.runtime.files import atomic_file
-from stages.runtime.validation import ParamsError
 from stages.seeding import key64, seed_torch
 
 
-class Training:
+class Training(Rounds):
     """One agent's run; see `Ppo`."""
 
     def __init__(self, settings: Ppo) -> None:
         """Raises ParamsError, ModuleNotFoundError as VectorTask does."""
+        super().__init__()
         seed_torch(settings.seed, "on_policy")
         self.settings = settings
         self.task = VectorTask(settings.task, settings.environments, allowed="either")
@@ -35,18 +34,10 @@ class Training:
         self.agent = ActorCritic(settings, self.task.observations, self.task.actions, self.task.discrete)
         self.generator = torch.Generator().manual_seed(key64(settings.seed, "on_policy", "draws") % 2**63)
         self.steps = 0
-        self.returns: list[float] = []
-        """Mean return of each evaluation."""
 
-    def train(self) -> None:
-        """From the checkpoint, if there is one, to the end."""
-        path = Path(self.settings.checkpoint) if self.settings.checkpoint else None
-        if path and path.exists():
-            self.load(path)
-        while self.steps < self.settings.steps:
-            self.round()
-            if path:
-                self.save(path)
+    @property
+    def done(self) -> bool:
+        return self.steps >= self.settings.steps
 
     def round(self) -> None:
         """`evaluate_every` steps in new episodes, and an evaluation. A run can be saved between rounds."""
@@ -87,47 +78,19 @@ class Training:
             for rows in order.split(self.settings.batch):
                 self.agent.update(steps.at(rows))
 
-    def _identity(self) -> str:
-        return self.settings.model_dump_json(exclude={"checkpoint"})
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "steps": self.steps}
 
-    def save(self, path: Path) -> None:
-        """Write everything that `load` needs to go on exactly, atomically."""
-        state = {
-            "settings": self._identity(),
-            "agent": self.agent.state_dict(),
-            "optimiser": self.agent.optimiser.state_dict(),
-            "updates": self.agent.updates,
-            "generator": self.generator.get_state(),
-            "steps": self.steps,
-            "returns": self.returns,
-        }
-        with atomic_file(path) as partial:
-            torch.save(state, partial)
-
-    def load(self, path: Path) -> None:
-        """Go on from what `save` wrote. Raises ParamsError if its settings are others."""
-        state = torch.load(path, weights_only=True)
-        if state["settings"] != self._identity():
-            raise ParamsError(f"checkpoint: {path} is of a run with other settings; remove it, or use them: {state['settings']}")
-        self.agent.load_state_dict(state["agent"])
-        self.agent.optimiser.load_state_dict(state["optimiser"])
-        self.agent.updates, self.steps, self.returns = state["updates"], state["steps"], state["returns"]
-        self.generator.set_state(state["generator"])
+    def restore(self, state: dict[str, Any]) -> None:
+        super().restore(state)
+        self.steps = state["steps"]
 
 
 def learn(settings: Ppo) -> Learnt:
-    """Train once. return_end: of the last evaluation; return_mean: over all evaluations, the area under the learning curve."""
+    """Train once; see `Rounds.learnt`."""
     training = Training(settings)
     training.train()
-    figures = {
-        "return_end": training.returns[-1],
-        "return_mean": fmean(training.returns),
-        "updates": float(training.agent.updates),
-    }
-    if settings.checkpoint:
-        Path(settings.checkpoint).unlink()
-    steps = [settings.evaluate_every * (number + 1) for number in range(len(training.returns))]
-    return Learnt(figures, steps, training.returns, training.agent.greedy)
+    return training.learnt(updates=float(training.agent.updates))
 
 
 def run(settings: Ppo) -> dict[str, float]:

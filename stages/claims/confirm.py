@@ -59,6 +59,11 @@ def confirm(session: Session) -> bool:
         same.append(run.name)
         session.say(f"{run.name} is as stored")
         session.release(run)
+    if len(same) < len(runs):
+        session.say(
+            "the reason may be another type of processor, which rounds differently, instead of newer code: repeat on the type of "
+            "machine that made the stored runs, or compare with runs of their commit here"
+        )
     if same:
         session.results.confirmed = {"code": session.runner.code, "runs": sorted(same)}
         session.save()

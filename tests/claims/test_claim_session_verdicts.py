@@ -99,7 +99,9 @@ def test_a_repeated_run_that_differs_is_named(tmp_path: Path, capsys: pytest.Cap
     run(tmp_path, one)
     changed = newer(tmp_path, success=lambda self, algorithm, seed, rate: {"rloo": 0.8, "grpo": 0.65}[algorithm])
     assert not confirm(Session(tmp_path, "rloo", one, PARAMS, changed, jobs=2))
-    assert "grpo/0 is not as stored: panel.cost 0.6, now 0.65" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "grpo/0 is not as stored: panel.cost 0.6, now 0.65" in said.err
+    assert "another type of processor" in said.out
     assert saved(tmp_path)["confirmed"]["runs"] == ["rloo/0"]
     assert "; one run each of rloo, repeated" in conditions(one, saved(tmp_path), "e" * 16)
 

@@ -72,14 +72,14 @@ class Rounds(ABC):
     def save(self, path: Path) -> None:
         """Write `state` atomically."""
         with atomic_file(path) as partial:
-            torch.save({"made_with": self.identity(), **self.state()}, partial)
+            torch.save({"settings": self.identity(), **self.state()}, partial)
 
     def load(self, path: Path) -> None:
         """Go on from what `save` wrote. Raises ParamsError if that is of another run."""
         state = torch.load(path, weights_only=True)
-        if state["made_with"] != self.identity():
+        if state["settings"] != self.identity():
             raise ParamsError(
-                f"checkpoint: {path} is of a run with other {self.made_with}; remove it, or use these again: {state['made_with']}"
+                f"checkpoint: {path} is of a run with other {self.made_with}; remove it, or use these again: {state['settings']}"
             )
         self.restore(state)
 

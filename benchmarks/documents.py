@@ -66,13 +66,22 @@ def counted(count: int, one: str, several: str = "") -> str:
     return f"{count} {one if count == 1 else several or f'{one}s'}"
 
 
+def devices(raw: Mapping[str, Any]) -> str:
+    """The processor of most scenarios; others with the names of theirs."""
+    scenarios: dict[str, list[str]] = {}
+    for name, row in in_order(raw["scenarios"]).items():
+        scenarios.setdefault(row["device"], []).append(f"`{name}`")
+    first, *others = sorted(scenarios, key=lambda device: -len(scenarios[device])) or [raw["machine"]["cpu"]]
+    return first + "".join(f" (on {device}: {', '.join(scenarios[device])})" for device in others)
+
+
 def conditions(raw: Mapping[str, Any]) -> str:
     """Machine, versions and procedure of the measurement."""
     machine = raw["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in sorted(machine["versions"].items()))
     ours = f"{counted(machine['workers'], 'process', 'processes')} of {counted(machine['threads'], 'thread')}"
     return (
-        f"{machine['cpu']}, {machine['cores']} cores (ours: {ours}), "
+        f"{devices(raw)}, {machine['cores']} cores (ours: {ours}), "
         f"{machine['precision']}; alternating order, {raw['warm_ups']} warm-up, medians of up to {raw['repeats']} repeats. "
         f"{versions}. All scenarios together took {sum(raw['scenario_seconds'].values()) / 60:.0f} minutes."
     )

@@ -13,6 +13,9 @@ from stages.control.learnt import Learnt
 from stages.runtime.files import atomic_file
 from stages.runtime.validation import ParamsError
 
+FORMAT = 2
+"""Of checkpoints."""
+
 
 class Rounds(ABC):
     """What the loops of lane control have in common. One whose state is more than its agent's extends `state` and `restore`."""
@@ -72,11 +75,13 @@ class Rounds(ABC):
     def save(self, path: Path) -> None:
         """Write `state` atomically."""
         with atomic_file(path) as partial:
-            torch.save({"settings": self.identity(), **self.state()}, partial)
+            torch.save({"format": FORMAT, "settings": self.identity(), **self.state()}, partial)
 
     def load(self, path: Path) -> None:
-        """Go on from what `save` wrote. Raises ParamsError if that is of another run."""
+        """Go on from what `save` wrote. Raises ParamsError if that is of another run, or of another version."""
         state = torch.load(path, weights_only=True)
+        if state.get("format") != FORMAT:
+            raise ParamsError(f"checkpoint: {path} was written by another version of Bellwether; remove it")
         if state["settings"] != self.identity():
             raise ParamsError(
                 f"checkpoint: {path} is of a run with other {self.made_with}; remove it, or use these again: {state['settings']}"

@@ -35,6 +35,7 @@ class Ensemble(nn.Module):
         self.activation, self.largest_norm = ACTIVATIONS[activation], largest_norm
         self.weights = nn.ParameterList(_uniform(count, here, there, here**-0.5) for here, there in shapes)
         self.biases = nn.ParameterList(_uniform(count, 1, there, here**-0.5) for here, there in shapes)
+        self.count, self._layers = count, list(zip(self.weights, self.biases, strict=True))
         if largest_norm is not None:
             generator = torch.Generator().manual_seed(0)
             for place, (here, there) in enumerate(shapes):
@@ -64,8 +65,8 @@ class Ensemble(nn.Module):
 
     def forward(self, inputs: Tensor, frozen: bool = False) -> Tensor:
         """[N, B, outputs] of inputs [B, inputs], or of each member's own [N, B, inputs]. frozen: gradients reach inputs only."""
-        values = inputs.expand(len(self.weights[0]), *inputs.shape[-2:])
-        for place, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+        values = inputs.expand(self.count, *inputs.shape[-2:])
+        for place, (weight, bias) in enumerate(self._layers):
             if frozen:
                 weight, bias = weight.detach(), bias.detach()
             values = torch.baddbmm(bias, self.activation(values) if place else values, self._bounded(place, weight))

@@ -198,3 +198,9 @@ def test_versions_of_packages_that_are_gone_stay_with_their_results() -> None:
     now = {"torch": "2.13", "mergekit": suite.MISSING, "trl": suite.MISSING}
     before = {"torch": "2.12", "mergekit": "0.1.5"}
     assert suite.known_versions(now, before) == {"torch": "2.13", "mergekit": "0.1.5", "trl": suite.MISSING}
+
+
+def test_the_page_names_the_processor_of_each_scenario() -> None:
+    rows = {"a": {"device": "one"}, "b": {"device": "one"}, "c": {"device": "other"}}
+    assert documents.devices({"scenarios": rows, "machine": {"cpu": "other"}}) == "one (on other: `c`)"
+    assert documents.devices({"scenarios": {}, "machine": {"cpu": "other"}}) == "other"

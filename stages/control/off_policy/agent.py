@@ -7,11 +7,12 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import mse_loss
 
 from stages.control.off_policy.networks import Policy
 from stages.control.off_policy.replay import Replay, Transitions
 from stages.control.off_policy.settings import OffPolicy
-from stages.control.off_policy.updates import descend, follow
+from stages.control.off_policy.updates import FlatAdam, follow
 from stages.values import gaussian
 from stages.values.ensemble import Ensemble
 from stages.values.lipschitz import local_slopes, slope_penalty
@@ -39,9 +40,10 @@ class Agent(nn.Module):
         self.log_alpha = nn.Parameter(torch.tensor(settings.alpha).log())
         self.register_buffer("running", torch.full((settings.critics,), float("nan")))
         self.register_buffer("scale", torch.ones(observations))
-        learnt = list(self.parameters())
         self.slow_policy, self.slow_critics = copy.deepcopy(self.policy), copy.deepcopy(self.critics)
-        self.optimiser = torch.optim.Adam(learnt, lr=settings.learning_rate, fused=True)
+        self.optimiser = FlatAdam(
+            self.critics.parameters(), [*self.policy.parameters(), self.log_alpha], learning_rate=settings.learning_rate
+        )
         self.updates = 0
 
     def values(self, observation: Tensor, action: Tensor) -> Tensor:
@@ -49,7 +51,7 @@ class Agent(nn.Module):
         return self._means(self.critics(torch.cat([observation, action], -1))).amin(0)
 
     def _means(self, outputs: Tensor) -> Tensor:
-        return outputs[..., 0]
+        return outputs.squeeze(-1) if outputs.shape[-1] == 1 else outputs[..., 0]
 
     @torch.no_grad()
     def act(self, observation: Tensor, steps: int, generator: torch.Generator) -> Tensor:
@@ -79,7 +81,8 @@ class Agent(nn.Module):
             discount = settings.gamma * (1.0 - batch.terminated)
         if settings.critic == "scalar":
             target = batch.reward + discount * (self._means(after).amin(0) - entropy)
-            return 0.5 * ((self._means(outputs) - target) ** 2).mean(1).sum()
+            means = self._means(outputs)
+            return mse_loss(means, target.expand_as(means), reduction="sum") * (0.5 / len(target))
         mean, std = gaussian.distribution(outputs)
         with torch.no_grad():
             next_mean, next_std = gaussian.distribution(after)
@@ -91,8 +94,8 @@ class Agent(nn.Module):
     def policy_loss(self, batch: Transitions, generator: torch.Generator) -> Tensor:
         """Mean of alpha log pi - min Q over new actions, plus alpha's own loss. No gradient reaches the critics."""
         action, log_density = self.policy.sample(batch.observation, generator)
-        values = self._means(self.critics(torch.cat([batch.observation, action], -1), frozen=True)).amin(0)
-        loss = (self.log_alpha.exp().detach() * log_density - values).mean()
+        values = self._means(self.critics(torch.cat([batch.observation, action], -1), frozen=True))
+        loss = (self.log_alpha.detach().exp() * log_density - values.min(0).values).mean()
         if self.settings.tune_alpha:
             loss = loss - self.log_alpha * (log_density.detach() + self.entropy).mean()
         return loss
@@ -108,7 +111,7 @@ class Agent(nn.Module):
             loss = loss + self.robust_loss(batch, generator)
         if self.settings.diversity:
             loss = loss + self.settings.diversity * similarity(self._action_gradients(batch))
-        descend(self.optimiser, loss)
+        self.optimiser.descend(loss)
         self.critics.measure(self.settings.lipschitz.power_iterations)
         self.updates += 1
         if with_policy:

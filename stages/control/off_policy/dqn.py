@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import huber_loss
 
 from stages.control.off_policy.dqn_settings import DeepQ
+from stages.control.off_policy.updates import FlatAdam
 from stages.values.ensemble import Ensemble
 from stages.values.heads import C51Head, make_head
 
@@ -29,14 +30,19 @@ class Dqn(nn.Module):
         self.settings, self.actions, self.head = settings, actions, make_head(settings.head)
         sizes = (1, observations, settings.width, settings.layers, actions * self.head.outputs)
         self.network = Ensemble(*sizes, settings.activation)
-        learnt = list(self.network.parameters())
         self.target = copy.deepcopy(self.network)
-        self.optimiser = torch.optim.Adam(learnt, lr=settings.learning_rate, fused=True)
+        self.optimiser = FlatAdam(
+            self.network.parameters(), learning_rate=settings.learning_rate, largest_norm=settings.gradient_norm
+        )
         self.updates = 0
 
     def _logits(self, network: Ensemble, observation: Tensor) -> Tensor:
         """[B, A, outputs]."""
-        return network(observation)[0].unflatten(-1, (self.actions, self.head.outputs))
+        return network(observation).squeeze(0).unflatten(-1, (self.actions, self.head.outputs))
+
+    def _of(self, action: Tensor, logits: Tensor) -> Tensor:
+        """[B, outputs] of actions [B, 1] among logits [B, A, outputs]."""
+        return logits.gather(1, action[..., None].expand(-1, 1, self.head.outputs)).squeeze(1)
 
     def values(self, observation: Tensor) -> Tensor:
         """Q [B, A]."""
@@ -68,28 +74,23 @@ class Dqn(nn.Module):
 
     def loss(self, batch: Transitions) -> Tensor:
         """Mean over the batch of the head's loss."""
-        rows, action = torch.arange(len(batch.reward)), batch.action[:, 0].long()
-        taken = self._logits(self.network, batch.observation)[rows, action]
+        taken = self._of(batch.action.long(), self._logits(self.network, batch.observation))
         with torch.no_grad():
             after = self._logits(self.target, batch.following)
             ahead = self.head.decode(after)
-            choice = (self.values(batch.following) if self.settings.double else ahead).argmax(-1)
+            choice = (self.values(batch.following) if self.settings.double else ahead).argmax(-1, keepdim=True)
             discount = self.settings.gamma * (1.0 - batch.terminated)
             if isinstance(self.head, C51Head):
-                distribution = self.head.project(torch.softmax(after[rows, choice], -1), batch.reward, discount)
+                distribution = self.head.project(torch.softmax(self._of(choice, after), -1), batch.reward, discount)
             else:
-                target = batch.reward + discount * ahead[rows, choice]
+                target = torch.addcmul(batch.reward, discount, ahead.gather(1, choice).squeeze(1))
         if isinstance(self.head, C51Head):
             return self.head.distribution_loss(taken, distribution).mean()
         if self.settings.head.loss == "mse" and self.settings.huber is not None:
-            return huber_loss(taken[:, 0], target, delta=self.settings.huber)
+            return huber_loss(taken.squeeze(1), target, delta=self.settings.huber)
         return self.head.loss(taken, target).mean()
 
     def update(self, batch: Transitions, generator: torch.Generator) -> None:
         """One step on the batch."""
-        loss = self.loss(batch)
-        self.optimiser.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.gradient_norm)
-        self.optimiser.step()
+        self.optimiser.descend(self.loss(batch))
         self.updates += 1

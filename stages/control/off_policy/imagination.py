@@ -11,6 +11,7 @@ from stages.control.off_policy.agent import Agent
 from stages.control.off_policy.model_fit import fit
 from stages.control.off_policy.replay import Replay, Transitions
 from stages.control.off_policy.settings import OffPolicy
+from stages.control.off_policy.updates import FlatAdam
 from stages.control.off_policy.world_model import WorldModel
 from stages.runtime.validation import ParamsError
 from stages.values.vagram import weights_of
@@ -24,7 +25,7 @@ class Imagination:
         self.run, self.settings = settings, settings.dynamics
         self.model = WorldModel(self.settings, observations, actions)
         rate, decay = self.settings.learning_rate, self.settings.weight_decay
-        self.optimiser = torch.optim.Adam(self.model.parameters(), lr=rate, weight_decay=decay, fused=True)
+        self.optimiser = FlatAdam(self.model.parameters(), learning_rate=rate, weight_decay=decay)
         longest = max(self.settings.horizon.first, self.settings.horizon.last)
         capacity = self.settings.rollouts * longest * self.settings.kept_fits
         self.replay = Replay(capacity, observations, actions)

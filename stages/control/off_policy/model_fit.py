@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from stages.control.off_policy.replay import Transitions
-from stages.control.off_policy.updates import descend
+from stages.control.off_policy.updates import FlatAdam
 from stages.control.off_policy.world_model import WorldModel
 
 
 def fit(
     model: WorldModel,
-    optimiser: torch.optim.Optimizer,
+    optimiser: FlatAdam,
     data: Transitions,
     weights: Tensor | None,
     plain: bool,
@@ -48,7 +48,7 @@ def fit(
 
 def _epoch(
     model: WorldModel,
-    optimiser: torch.optim.Optimizer,
+    optimiser: FlatAdam,
     data: Transitions,
     weights: Tensor | None,
     plain: bool,
@@ -58,7 +58,7 @@ def _epoch(
     settings = model.settings
     each = torch.stack([rows[torch.randperm(len(rows), generator=generator)] for _ in range(settings.members)])
     for batch in each.split(settings.batch, 1):
-        descend(optimiser, model.loss(_at(data, batch), _weights_at(weights, batch), plain).sum())
+        optimiser.descend(model.loss(_at(data, batch), _weights_at(weights, batch), plain).sum())
 
 
 def _keep(kept: list[Tensor], model: WorldModel, better: Tensor) -> None:

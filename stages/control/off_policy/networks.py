@@ -12,6 +12,8 @@ from stages.values.ensemble import Ensemble
 
 LOG_STD = (-20.0, 2.0)
 """Range of the logarithm of the policy's standard deviation before tanh."""
+CONSTANT = 0.5 * math.log(2.0 * math.pi) + 2.0 * math.log(2.0)
+"""What a log-density lacks whatever the action."""
 
 
 class Policy(nn.Module):
@@ -22,18 +24,19 @@ class Policy(nn.Module):
         self.network = Ensemble(1, observations, width, layers, 2 * actions, activation)
 
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation [B, A] before tanh."""
-        mean, log_std = self.network(observation)[0].chunk(2, -1)
-        return mean, log_std.clamp(*LOG_STD).exp()
+        """Mean and logarithm of the standard deviation, [B, A], before tanh."""
+        mean, log_std = self.network(observation).squeeze(0).chunk(2, -1)
+        return mean, log_std.clamp(*LOG_STD)
 
     def sample(self, observation: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Actions [B, A] and their log-densities [B]; gradients pass through the draw."""
-        mean, std = self(observation)
+        mean, log_std = self(observation)
         noise = torch.randn(mean.shape, generator=generator)
-        before = mean + std * noise
-        gaussian = -0.5 * noise**2 - std.log() - 0.5 * math.log(2 * math.pi)
-        slope = 2.0 * (math.log(2.0) - before - softplus(-2.0 * before))
-        return torch.tanh(before), (gaussian - slope).sum(-1)
+        before = torch.addcmul(mean, log_std.exp(), noise)
+        # log N(before) = constant - log std; the logarithm of the slope of tanh is 2 (log 2 - before - softplus(-2 before))
+        constant = noise.square().mul_(-0.5).sub_(CONSTANT)
+        log_density = torch.add(constant - log_std, before + softplus(-2.0 * before), alpha=2.0)
+        return torch.tanh(before), log_density.sum(-1)
 
     @torch.no_grad()
     def greedy(self, observation: Tensor) -> Tensor:

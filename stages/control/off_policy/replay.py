@@ -9,6 +9,8 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from stages.control.columns import parts, side_by_side
+
 
 @dataclass(frozen=True)
 class Transitions:
@@ -38,36 +40,46 @@ class Replay:
     """At most `capacity` transitions."""
 
     def __init__(self, capacity: int, observations: int, actions: int) -> None:
-        shapes = ((observations,), (actions,), (), (observations,), ())
-        self.kept = Transitions(*(torch.zeros(capacity, *shape) for shape in shapes))
+        self.widths = (observations, actions, None, observations, None)
+        self.rows = torch.zeros(capacity, sum(width or 1 for width in self.widths))
         self.capacity, self.added = capacity, 0
+
+    @classmethod
+    def of(cls, data: Transitions) -> Replay:
+        """One that holds these transitions."""
+        made = cls(len(data.reward), data.observation.shape[1], data.action.shape[1])
+        made.add(data)
+        return made
 
     def __len__(self) -> int:
         return min(self.added, self.capacity)
 
+    @property
+    def kept(self) -> Transitions:
+        """A view of all rows, of which `len` are in use."""
+        return Transitions(*parts(self.rows, self.widths))
+
     def add(self, more: Transitions) -> None:
         rows = torch.arange(self.added, self.added + len(more.reward)) % self.capacity
-        for field in fields(more):
-            getattr(self.kept, field.name)[rows] = getattr(more, field.name)
+        self.rows[rows] = side_by_side([getattr(more, field.name) for field in fields(more)])
         self.added += len(more.reward)
 
     def draw(self, count: int, generator: torch.Generator) -> Transitions:
         """`count` transitions, with replacement."""
-        return self.kept.at(torch.randint(len(self), (count,), generator=generator))
+        rows = self.rows.index_select(0, torch.randint(len(self), (count,), generator=generator))
+        return Transitions(*parts(rows, self.widths))
 
     def everything(self) -> Transitions:
         """All transitions kept, in the order of their rows."""
-        return self.kept.at(torch.arange(len(self)))
+        return Transitions(*parts(self.rows[: len(self)], self.widths))
 
     def state(self) -> dict[str, Tensor | int]:
         """What `restore` takes."""
-        filled = {field.name: getattr(self.kept, field.name)[: len(self)].clone() for field in fields(self.kept)}
-        return {**filled, "added": self.added}
+        return {"rows": self.rows[: len(self)].clone(), "added": self.added}
 
     def restore(self, state: dict[str, Tensor | int]) -> None:
         self.added = int(state["added"])
-        for field in fields(self.kept):
-            getattr(self.kept, field.name)[: len(self)] = state[field.name]
+        self.rows[: len(self)] = state["rows"]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from stages.control.off_policy.replay import Transitions
-from stages.control.off_policy.updates import descend, follow
+from stages.control.off_policy.updates import FlatAdam, follow
 from stages.control.offline.settings import Offline
 from stages.values.ensemble import Ensemble
 
@@ -61,7 +61,7 @@ class Clone(nn.Module):
         learnt = list(self.parameters())
         if self.values:
             self.slow_critics = copy.deepcopy(self.critics)
-        self.optimiser = torch.optim.Adam(learnt, lr=settings.learning_rate, fused=True)
+        self.optimiser = FlatAdam(learnt, learning_rate=settings.learning_rate)
         self.updates = 0
 
     @torch.no_grad()
@@ -93,7 +93,7 @@ class Clone(nn.Module):
 
     def update(self, batch: Transitions, generator: torch.Generator) -> None:
         """One step on the batch."""
-        descend(self.optimiser, self.loss(batch))
+        self.optimiser.descend(self.loss(batch))
         self.updates += 1
         if self.values:
             follow(self.slow_critics, self.critics, self.settings.target_rate)

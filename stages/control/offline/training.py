@@ -15,7 +15,7 @@ import torch
 from stages.control.learnt import Learnt
 from stages.control.off_policy.agent import Agent
 from stages.control.off_policy.evaluation import mean_return, overestimation
-from stages.control.off_policy.replay import Transitions
+from stages.control.off_policy.replay import Replay, Transitions
 from stages.control.off_policy.settings import OffPolicy
 from stages.control.off_policy.vector_task import VectorTask
 from stages.control.offline.agents import Clone
@@ -77,7 +77,7 @@ class Training(Rounds):
         data = data or read_dataset(Path(settings.folder), settings.dataset)
         self.hash, self.behaviour = content_hash(data.episodes), data.mean_return
         self.task = VectorTask(settings.task or data.task, settings.evaluate_episodes)
-        self.data = transitions(data, self.task, settings.reward_scale)
+        self.data = Replay.of(transitions(data, self.task, settings.reward_scale))
         self.agent = make_agent(settings, self.task)
         self.generator = torch.Generator().manual_seed(key64(settings.seed, "offline", "draws") % 2**63)
 
@@ -88,8 +88,7 @@ class Training(Rounds):
     def round(self) -> None:
         """`evaluate_every` updates and an evaluation."""
         for _ in range(self.settings.evaluate_every):
-            rows = torch.randint(len(self.data.reward), (self.settings.batch,), generator=self.generator)
-            self.agent.update(self.data.at(rows), self.generator)
+            self.agent.update(self.data.draw(self.settings.batch, self.generator), self.generator)
         seed = key64(self.settings.seed, "offline", "evaluation", self.agent.updates) % 2**31
         self.returns.append(mean_return(self.agent.greedy, self.task, seed))
 

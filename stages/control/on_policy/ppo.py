@@ -8,11 +8,15 @@ probability.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import mse_loss
 
+from stages.control.columns import parts, side_by_side
+from stages.control.off_policy.updates import FlatAdam
 from stages.control.on_policy.settings import Ppo
 from stages.values.ensemble import Ensemble
 
@@ -31,8 +35,12 @@ class Steps:
     returns: Tensor
     """[B]: what the value network learns."""
 
-    def at(self, rows: Tensor) -> Steps:
-        return Steps(*(getattr(self, field.name)[rows] for field in fields(self)))
+    def shuffled(self, size: int, generator: torch.Generator) -> Iterator[Steps]:
+        """All steps in a random order, in batches of `size`."""
+        columns = [getattr(self, field.name) for field in fields(self)]
+        rows = side_by_side(columns)[torch.randperm(len(self.advantage), generator=generator)]
+        widths = [column.shape[1] if column.dim() == 2 else None for column in columns]
+        return (Steps(*parts(batch, widths)) for batch in rows.split(size))
 
 
 class ActorCritic(nn.Module):
@@ -51,22 +59,29 @@ class ActorCritic(nn.Module):
         for head, gain in ((self.policy, 0.01), (self.value, 1.0)):
             nn.init.orthogonal_(head.weight, gain)
             nn.init.zeros_(head.bias)
-        self.optimiser = torch.optim.Adam(self.parameters(), lr=settings.learning_rate, eps=1e-5, fused=True)
+        self.optimiser = FlatAdam(
+            self.parameters(), learning_rate=settings.learning_rate, epsilon=1e-5, largest_norm=settings.gradient_norm
+        )
         self.updates = 0
 
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities of all actions, or means [B, A], and values [B]."""
-        hidden = self.trunk.activation(self.trunk(observation))
-        found = self.policy(hidden[0])
-        return (torch.log_softmax(found, -1) if self.discrete else found), self.value(hidden[1])[:, 0]
+        policy, value = self.trunk.activation(self.trunk(observation)).unbind()
+        found = self.policy(policy)
+        return (torch.log_softmax(found, -1) if self.discrete else found), self.value(value).squeeze(1)
 
-    def log_densities(self, found: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Of the actions, [B], and the policy's entropy, [B], from the policy's outputs [B, A]."""
+    def log_densities(self, found: Tensor, action: Tensor) -> Tensor:
+        """Of the actions, [B], from the policy's outputs [B, A]."""
         if self.log_std is None:
-            return found.gather(1, action.long())[:, 0], -(found.exp() * found).sum(-1)
+            return found.gather(1, action.long()).squeeze(1)
         scaled = (action - found) * (-self.log_std).exp()
-        constant = self.log_std + 0.5 * math.log(2 * math.pi)
-        return (-0.5 * scaled**2 - constant).sum(-1), (constant + 0.5).sum().expand(len(action))
+        return (-0.5 * scaled**2 - self.log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
+
+    def entropy(self, found: Tensor) -> Tensor:
+        """The policy's, mean of the batch, from its outputs [B, A]."""
+        if self.log_std is None:
+            return -(found.exp() * found).sum(-1).mean()
+        return (self.log_std + 0.5 * math.log(2 * math.pi) + 0.5).sum()
 
     @torch.no_grad()
     def act(self, observation: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
@@ -76,7 +91,7 @@ class ActorCritic(nn.Module):
             action = torch.multinomial(found.exp(), 1, generator=generator).float()
         else:
             action = found + self.log_std.exp() * torch.randn(found.shape, generator=generator)
-        return action, self.log_densities(found, action)[0], value
+        return action, self.log_densities(found, action), value
 
     @torch.no_grad()
     def greedy(self, observation: Tensor) -> Tensor:
@@ -88,23 +103,19 @@ class ActorCritic(nn.Module):
         """Of one batch; see the module."""
         settings = self.settings
         found, value = self(batch.observation)
-        log_density, entropy = self.log_densities(found, batch.action)
         advantage = batch.advantage
         if settings.normalise:
-            advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-        ratio = (log_density - batch.log_density).exp()
+            std, mean = torch.std_mean(advantage)
+            advantage = (advantage - mean) / (std + 1e-8)
+        ratio = (self.log_densities(found, batch.action) - batch.log_density).exp()
         clipped = ratio.clamp(1.0 - settings.clip, 1.0 + settings.clip)
-        loss = -torch.minimum(ratio * advantage, clipped * advantage).mean()
-        loss = loss + settings.value_weight * (value - batch.returns).square().mean()
-        return loss - settings.entropy * entropy.mean() if settings.entropy else loss
+        gained = torch.minimum(ratio * advantage, clipped * advantage).mean()
+        loss = settings.value_weight * mse_loss(value, batch.returns) - gained
+        return loss - settings.entropy * self.entropy(found) if settings.entropy else loss
 
     def update(self, batch: Steps) -> None:
         """One step on the batch."""
-        loss = self.loss(batch)
-        self.optimiser.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.parameters(), self.settings.gradient_norm)
-        self.optimiser.step()
+        self.optimiser.descend(self.loss(batch))
         self.updates += 1
 
 

@@ -74,9 +74,8 @@ class Training(Rounds):
     def learn(self, steps: Steps) -> None:
         """`epochs` passes over the steps in random batches."""
         for _ in range(self.settings.epochs):
-            order = torch.randperm(len(steps.advantage), generator=self.generator)
-            for rows in order.split(self.settings.batch):
-                self.agent.update(steps.at(rows))
+            for batch in steps.shuffled(self.settings.batch, self.generator):
+                self.agent.update(batch)
 
     def state(self) -> dict[str, Any]:
         return {**super().state(), "steps": self.steps}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from stages.control.off_policy.replay import Replay, Transitions
-from stages.control.off_policy.updates import descend, follow
+from stages.control.off_policy.updates import FlatAdam, follow
 from stages.control.soft_q.arsq import SoftQ, demo_term, encode, reduced
 from stages.control.soft_q.settings import SoftQLearning
 
@@ -21,9 +21,8 @@ class SoftQAgent(nn.Module):
         super().__init__()
         self.settings, self.demonstrated = settings, demonstrated
         self.model = SoftQ(observations, actions, settings)
-        learnt = list(self.model.parameters())
         self.slow = copy.deepcopy(self.model)
-        self.optimiser = torch.optim.Adam(learnt, lr=settings.learning_rate, fused=True)
+        self.optimiser = FlatAdam(self.model.parameters(), learning_rate=settings.learning_rate)
         self.updates = 0
 
     def act(self, observation: Tensor, steps: int, generator: torch.Generator) -> Tensor:
@@ -55,6 +54,6 @@ class SoftQAgent(nn.Module):
 
     def update(self, batch: Transitions, generator: torch.Generator) -> None:
         """One step on the batch."""
-        descend(self.optimiser, self.loss(batch))
+        self.optimiser.descend(self.loss(batch))
         self.updates += 1
         follow(self.slow, self.model, self.settings.target_rate)

@@ -13,7 +13,7 @@ from torch import Tensor
 from stages.control.off_policy.agent import Agent
 from stages.control.off_policy.replay import Transitions
 from stages.control.off_policy.settings import OffPolicy
-from stages.control.off_policy.updates import descend
+from stages.control.off_policy.updates import FlatAdam
 from stages.control.offline.agents import Clone
 from stages.control.offline.settings import Offline
 from stages.control.one_run import one_run
@@ -52,14 +52,14 @@ def learn(settings: JointActions) -> SoftQ:
     model = SoftQ(1, 2, settings)
     action, reward = dataset(settings)
     codes, generator = encode(action, settings.levels, settings.bins), _generator(settings, "batches")
-    optimiser = torch.optim.Adam(model.parameters(), lr=settings.learning_rate, fused=True)
+    optimiser = FlatAdam(model.parameters(), learning_rate=settings.learning_rate)
     state = torch.ones(settings.batch, 1)
     for _ in range(settings.updates):
         rows = torch.randint(settings.data, (settings.batch,), generator=generator)
         values, advantages = model(state, codes[rows])
         error = ((values - reward[rows]) ** 2).mean(1)
         term = reduced(demo_term(advantages, codes[rows], settings.demo), settings.batch, settings.demo.reduce)
-        descend(optimiser, (error + settings.demo.weight * term).sum())
+        optimiser.descend((error + settings.demo.weight * term).sum())
     return model
 
 

@@ -18,6 +18,7 @@ from stages.control.off_policy.model_settings import Dynamics, Horizon
 from stages.control.off_policy.replay import Replay, Transitions
 from stages.control.off_policy.settings import OffPolicy
 from stages.control.off_policy.training import Training, run
+from stages.control.off_policy.updates import FlatAdam
 from stages.control.off_policy.vector_task import VectorTask
 from stages.control.off_policy.world_model import WorldModel
 from stages.runtime.validation import ParamsError
@@ -41,7 +42,7 @@ def test_a_model_of_a_line(values: dict[str, Any]) -> None:
     torch.manual_seed(0)
     settings = Dynamics.model_validate({**values, "members": 3, "elites": 2, "width": 32, "epochs": 100, "learning_rate": 1e-2})
     model, data = WorldModel(settings, 1, 1), line(400)
-    optimiser = torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
+    optimiser = FlatAdam(model.parameters(), learning_rate=settings.learning_rate)
     model.measure(data)
     best = fit(model, optimiser, data, None, False, generator())
     assert model.elites.tolist() == sorted(best.argsort()[:2].tolist())
@@ -56,7 +57,7 @@ def test_a_fit_keeps_the_best_weights() -> None:
     torch.manual_seed(0)
     model, data = WorldModel(Dynamics(width=8, epochs=6, patience=6), 1, 1), line(200)
     model.measure(data)
-    optimiser = torch.optim.SGD(model.parameters(), lr=50.0)
+    optimiser = FlatAdam(model.parameters(), learning_rate=50.0)
     best = fit(model, optimiser, data, None, False, generator())
     order = torch.randperm(200, generator=generator())[:40]
     with torch.no_grad():

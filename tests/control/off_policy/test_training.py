@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 from pathlib import Path
@@ -73,8 +74,9 @@ def test_log_densities_are_those_of_a_gaussian_through_tanh() -> None:
     torch.manual_seed(0)
     policy, observation = Policy(3, 2, 8, 1), torch.randn(6, 3)
     action, found = policy.sample(observation, torch.Generator().manual_seed(1))
+    mean, log_std = policy(observation)
     through = torch.distributions.TransformedDistribution(
-        torch.distributions.Normal(*policy(observation)), [torch.distributions.TanhTransform(cache_size=1)]
+        torch.distributions.Normal(mean, log_std.exp()), [torch.distributions.TanhTransform(cache_size=1)]
     )
     assert torch.allclose(found, through.log_prob(action).sum(-1), atol=1e-4)
 
@@ -266,3 +268,15 @@ def test_without_gymnasium_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'bellwether\[gymnasium\]'"):
         VectorTask("Pendulum-v1", 1)
+
+
+def test_a_copy_of_an_ensemble_has_layers_of_its_own() -> None:
+    first = Ensemble(2, 3, 4, 1, 1)
+    second = copy.deepcopy(first)
+    inputs = torch.randn(5, 3)
+    before = first(inputs)
+    with torch.no_grad():
+        for parameter in second.parameters():
+            parameter.mul_(2.0)
+    assert torch.equal(first(inputs), before)
+    assert not torch.equal(second(inputs), before)

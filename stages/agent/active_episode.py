@@ -31,8 +31,9 @@ class EpisodeRequest:
 
     @property
     def prompt_key(self) -> str:
-        """Equal for requests with the same first message."""
-        return f"{self.task.task_id}\n{self.guidance}"
+        """Equal for requests with the same messages up to the first turn."""
+        shown = "".join(f"\n{message['role']}\n{message['content']}" for message in self.examples)
+        return f"{self.task.task_id}\n{self.guidance}{shown}"
 
     @property
     def episode_id(self) -> str:

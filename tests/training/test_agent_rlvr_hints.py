@@ -139,3 +139,9 @@ def test_requests_with_and_without_hint_are_different_prompts() -> None:
     task = letter_tasks(1)[0]
     keys = {EpisodeRequest(task, 0, "g", guidance=hint).prompt_key for hint in ("", "a", "b")}
     assert len(keys) == 3
+
+
+def test_requests_with_other_examples_are_different_prompts() -> None:
+    task = letter_tasks(1)[0]
+    shown = [(), ({"role": "user", "content": "a"},), ({"role": "user", "content": "b"},)]
+    assert len({EpisodeRequest(task, 0, "g", examples=one).prompt_key for one in shown}) == 3

@@ -14,6 +14,6 @@ def side_by_side(columns: Sequence[Tensor]) -> Tensor:
 
 
 def parts(rows: Tensor, widths: Sequence[int | None]) -> list[Tensor]:
-    """The columns of rows [B, sum of widths], as views: [B, width], or [B] where it is None."""
+    """The columns of rows [B, sum of widths], as views: [B, width], or [B] where the width is None."""
     columns = rows.split([width or 1 for width in widths], 1)
     return [column.squeeze(1) if width is None else column for column, width in zip(columns, widths, strict=True)]

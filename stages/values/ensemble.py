@@ -36,6 +36,7 @@ class Ensemble(nn.Module):
         self.weights = nn.ParameterList(_uniform(count, here, there, here**-0.5) for here, there in shapes)
         self.biases = nn.ParameterList(_uniform(count, 1, there, here**-0.5) for here, there in shapes)
         self.count, self._layers = count, list(zip(self.weights, self.biases, strict=True))
+        """The parameters themselves, which is faster than a ParameterList: change them in place, do not replace them."""
         if largest_norm is not None:
             generator = torch.Generator().manual_seed(0)
             for place, (here, there) in enumerate(shapes):

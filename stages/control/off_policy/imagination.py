@@ -25,7 +25,8 @@ class Imagination:
         self.run, self.settings = settings, settings.dynamics
         self.model = WorldModel(self.settings, observations, actions)
         rate, decay = self.settings.learning_rate, self.settings.weight_decay
-        self.optimiser = FlatAdam(self.model.parameters(), learning_rate=rate, weight_decay=decay)
+        bounds = [self.model.highest, self.model.lowest]  # apart, since only a probabilistic model's get gradients
+        self.optimiser = FlatAdam(self.model.network.parameters(), bounds, learning_rate=rate, weight_decay=decay)
         longest = max(self.settings.horizon.first, self.settings.horizon.last)
         capacity = self.settings.rollouts * longest * self.settings.kept_fits
         self.replay = Replay(capacity, observations, actions)

@@ -13,7 +13,7 @@ from stages.values.ensemble import Ensemble
 LOG_STD = (-20.0, 2.0)
 """Range of the logarithm of the policy's standard deviation before tanh."""
 CONSTANT = 0.5 * math.log(2.0 * math.pi) + 2.0 * math.log(2.0)
-"""What a log-density lacks whatever the action."""
+"""Subtracted from each dimension's log-density: log sqrt(2 pi) of the Gaussian and log 4 of the slope of tanh."""
 
 
 class Policy(nn.Module):
@@ -33,9 +33,9 @@ class Policy(nn.Module):
         mean, log_std = self(observation)
         noise = torch.randn(mean.shape, generator=generator)
         before = torch.addcmul(mean, log_std.exp(), noise)
-        # log N(before) = constant - log std; the logarithm of the slope of tanh is 2 (log 2 - before - softplus(-2 before))
-        constant = noise.square().mul_(-0.5).sub_(CONSTANT)
-        log_density = torch.add(constant - log_std, before + softplus(-2.0 * before), alpha=2.0)
+        # the Gaussian's, less the logarithm of the slope of tanh, 2 (log 2 - before - softplus(-2 before))
+        fixed = noise.square().mul_(-0.5).sub_(CONSTANT)
+        log_density = torch.add(fixed - log_std, before + softplus(-2.0 * before), alpha=2.0)
         return torch.tanh(before), log_density.sum(-1)
 
     @torch.no_grad()

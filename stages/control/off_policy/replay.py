@@ -31,9 +31,9 @@ class Transitions:
         return Transitions(*(getattr(self, field.name)[rows] for field in fields(self)))
 
     @staticmethod
-    def joined(parts: Sequence[Transitions]) -> Transitions:
-        """All steps of the parts, in their order."""
-        return Transitions(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(Transitions)))
+    def joined(several: Sequence[Transitions]) -> Transitions:
+        """All their steps, in their order."""
+        return Transitions(*(torch.cat([getattr(one, field.name) for one in several]) for field in fields(Transitions)))
 
 
 class Replay:
@@ -70,7 +70,7 @@ class Replay:
         return Transitions(*parts(rows, self.widths))
 
     def everything(self) -> Transitions:
-        """All transitions kept, in the order of their rows."""
+        """A view of all transitions kept, in the order of their rows."""
         return Transitions(*parts(self.rows[: len(self)], self.widths))
 
     def state(self) -> dict[str, Tensor | int]:

@@ -11,7 +11,10 @@ from torch import Tensor, nn
 
 class FlatAdam:
     """Adam (Kingma and Ba, arXiv 1412.6980) on parameters side by side in one array, of which they become views: an update is one
-    call for all of them. A group that gets no gradient from a loss stays as it is, and so do its moments.
+    call for all of them. They must stay these views: change them in place, and copy a module before it is given to an optimiser.
+
+    A group that gets no gradient from a loss stays as it is, and so do its moments. In a group that gets one, a parameter without
+    has gradient 0, so that momentum and weight decay still move it.
     """
 
     def __init__(
@@ -22,7 +25,7 @@ class FlatAdam:
         weight_decay: float = 0.0,
         largest_norm: float | None = None,
     ) -> None:
-        """weight_decay: of L2 regularisation. largest_norm: gradients of a group with a larger one are scaled down to it."""
+        """weight_decay: of L2 regularisation. largest_norm: of a group's gradient; a longer one is scaled down to it."""
         self.groups = [list(group) for group in groups]
         self.parameters = [parameter for group in self.groups for parameter in group]
         options = {"lr": learning_rate, "eps": epsilon, "weight_decay": weight_decay}
@@ -33,9 +36,11 @@ class FlatAdam:
         """Of each group: mean of the gradient and of its square, and the number of updates."""
 
     def descend(self, loss: Tensor) -> None:
-        """One update by the gradient of `loss`, a number."""
+        """One update by the gradient of `loss`, a number. Raises RuntimeError if a parameter is no view of the array any more."""
         gradients = iter(torch.autograd.grad(loss, self.parameters, allow_unused=True))
         for group, flat, moments in zip(self.groups, self.flat, self.moments, strict=True):
+            if group[0].data_ptr() != flat.data_ptr():
+                raise RuntimeError("the optimiser's parameters were copied or replaced; make a new optimiser of them")
             found = [next(gradients) for _ in group]
             if any(one is not None for one in found):
                 self._step(flat, joined(group, found), moments)
@@ -48,17 +53,25 @@ class FlatAdam:
                 gradient *= self.largest_norm / norm
         mean, square, updates = moments
         updates += 1
-        # moments of weights without gradient, as of dead units, else end in denormal numbers, which are many times slower
-        torch.set_flush_denormal(True)
-        # what torch.optim.Adam(fused=True) calls; its bookkeeping takes as long as this
-        torch._fused_adam_([flat], [gradient], [mean], [square], [], [updates], **self.options)
-        torch.set_flush_denormal(False)
+        # Without this, moments of weights without gradient (dead units) decay to denormal numbers, which take many times longer.
+        # It holds for one thread, and threads that begin meanwhile keep it: with several threads, slow but the same everywhere.
+        flushing = torch.get_num_threads() == 1 and torch.set_flush_denormal(True)
+        try:
+            # what torch.optim.Adam(fused=True) calls, without its bookkeeping, which takes about as long for small networks
+            torch._fused_adam_([flat], [gradient], [mean], [square], [], [updates], **self.options)
+        finally:
+            if flushing:
+                torch.set_flush_denormal(False)
 
     def state_dict(self) -> dict[str, Any]:
+        """The moments."""
         return {"moments": [list(moments) for moments in self.moments]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.moments = [(mean, square, updates) for mean, square, updates in state["moments"]]
+        """Go on from these moments. Raises ValueError, RuntimeError if they are of other parameters."""
+        for moments, saved in zip(self.moments, state["moments"], strict=True):
+            for own, other in zip(moments, saved, strict=True):
+                own.copy_(other)
 
 
 def flattened(parameters: list[nn.Parameter]) -> Tensor:

@@ -78,7 +78,7 @@ class ActorCritic(nn.Module):
         return (-0.5 * scaled**2 - self.log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
 
     def entropy(self, found: Tensor) -> Tensor:
-        """The policy's, mean of the batch, from its outputs [B, A]."""
+        """The policy's mean entropy over the batch, from its outputs [B, A]."""
         if self.log_std is None:
             return -(found.exp() * found).sum(-1).mean()
         return (self.log_std + 0.5 * math.log(2 * math.pi) + 0.5).sum()

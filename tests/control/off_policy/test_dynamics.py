@@ -57,7 +57,7 @@ def test_a_fit_keeps_the_best_weights() -> None:
     torch.manual_seed(0)
     model, data = WorldModel(Dynamics(width=8, epochs=6, patience=6), 1, 1), line(200)
     model.measure(data)
-    optimiser = FlatAdam(model.parameters(), learning_rate=50.0)
+    optimiser = FlatAdam(model.parameters(), learning_rate=1.0)
     best = fit(model, optimiser, data, None, False, generator())
     order = torch.randperm(200, generator=generator())[:40]
     with torch.no_grad():

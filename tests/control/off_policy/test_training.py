@@ -141,6 +141,14 @@ def test_a_run_with_other_settings_is_not_resumed(tmp_path: Path) -> None:
         Training(OffPolicy.model_validate({**SMALL, "gamma": 0.8})).load(path)
 
 
+def test_a_run_of_another_version_is_not_resumed(tmp_path: Path) -> None:
+    path = tmp_path / "run.pt"
+    training = Training(OffPolicy.model_validate(SMALL))
+    torch.save({"settings": training.identity(), **training.state()}, path)
+    with pytest.raises(ParamsError, match="was written by another version of Bellwether; remove it"):
+        training.load(path)
+
+
 def test_the_end_of_time_is_no_termination() -> None:
     """Pendulum ends only by its time limit: nothing stored is terminal, and what follows the last step is not the next start."""
     task = VectorTask("Pendulum-v1", 2)

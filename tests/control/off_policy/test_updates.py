@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -27,9 +29,9 @@ def losses(value: nn.Module, policy: nn.Module, updates: int) -> Iterator[tuple[
         yield (loss + policy(seen).exp().mean() if both else loss), both
 
 
-@pytest.mark.parametrize("options", [{}, {"largest_norm": 0.1}, {"weight_decay": 0.1}, {"epsilon": 1e-5}])
+@pytest.mark.parametrize("options", [{}, {"largest_norm": 0.1}, {"largest_norm": 1e3}, {"weight_decay": 0.1}, {"epsilon": 1e-5}])
 def test_updates_are_those_of_adam(options: dict[str, float]) -> None:
-    """Also that of the norm's limit, which holds for each group, and of a group that a loss leaves out."""
+    """Also with a limit of each group's norm, and for a group that a loss leaves out."""
     ours = networks()
     theirs = copy.deepcopy(ours)
     flat = FlatAdam(*(one.parameters() for one in ours), learning_rate=1e-2, **options)
@@ -63,8 +65,36 @@ def test_moments_without_gradient_end_at_zero() -> None:
     assert float(torch.tensor(1e-30) * 1e-10) > 0.0, "other code computes with denormal numbers as before"
 
 
-def test_a_parameter_that_is_not_used_stays() -> None:
+def test_a_parameter_without_gradient_in_a_group_with_one_has_gradient_zero() -> None:
     first, second = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))
-    FlatAdam([first, second], learning_rate=0.1).descend(first.sum())
+    optimiser = FlatAdam([first, second], learning_rate=0.1)
+    optimiser.descend(first.sum())
     assert torch.allclose(first, torch.full((2,), 0.9))
     assert (second == 1.0).all()
+    optimiser.descend(second.sum())
+    assert (first < 0.9).all(), "the mean of its gradients still moves it"
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_other_threads_compute_with_denormal_numbers(threads: int) -> None:
+    """Also those that begin with the first update: checked in a process of its own."""
+    code = (
+        f"import torch; torch.set_num_threads({threads}); from stages.control.off_policy.updates import FlatAdam; "
+        "weights = torch.nn.Parameter(torch.ones(70_000)); FlatAdam([weights], learning_rate=0.1).descend(weights.sum()); "
+        f"torch.set_num_threads(2); print(int((torch.full((400_000,), 1e-30) * 1e-10 == 0).sum()))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "0\n"
+
+
+def test_moments_of_other_parameters_are_refused() -> None:
+    small, large = (FlatAdam([nn.Parameter(torch.ones(size))], learning_rate=0.1) for size in (3, 5))
+    with pytest.raises(RuntimeError, match="size of tensor"):
+        large.load_state_dict(small.state_dict())
+
+
+def test_a_copy_of_an_agent_does_not_stop_learning_silently() -> None:
+    network = nn.Linear(3, 1)
+    network.optimiser = FlatAdam(network.parameters(), learning_rate=0.1)
+    other = copy.deepcopy(network)
+    with pytest.raises(RuntimeError, match="make a new optimiser"):
+        other.optimiser.descend(other(torch.ones(1, 3)).sum())

@@ -43,6 +43,38 @@ def test_the_loss_by_hand() -> None:
     assert float(made.loss(batch)) == pytest.approx(expected, rel=1e-5)
 
 
+def test_advantages_of_a_batch_are_normalised() -> None:
+    """Mean 0 and standard deviation 1, so that their offset and scale have no effect."""
+    made = ActorCritic(Ppo(normalise=True, value_weight=0.0, width=4), 2, 2, True)
+    seen, action, old = torch.randn(4, 2), torch.zeros(4, 1), torch.full((4,), 0.25).log()
+    advantage = torch.tensor([1.0, -1.0, 3.0, 0.5])
+    plain, other = (Steps(seen, action, old, one, torch.zeros(4)) for one in (advantage, 10.0 * advantage + 7.0))
+    assert float(made.loss(plain)) == pytest.approx(float(made.loss(other)), abs=1e-5)
+    standard = (advantage - advantage.mean()) / advantage.std()
+    same = ActorCritic(Ppo(normalise=False, value_weight=0.0, width=4), 2, 2, True)
+    same.load_state_dict(made.state_dict())
+    assert float(made.loss(plain)) == pytest.approx(
+        float(same.loss(Steps(seen, action, old, standard, torch.zeros(4)))), abs=1e-5
+    )
+
+
+def test_batches_are_all_steps_once_in_random_order() -> None:
+    count = torch.arange(5.0)
+    steps = Steps(count[:, None].expand(5, 2), -count[:, None], count + 10.0, count + 20.0, count + 30.0)
+    generator = torch.Generator().manual_seed(0)
+    batches = list(steps.shuffled(2, generator))
+    assert [len(batch.returns) for batch in batches] == [2, 2, 1]
+    order = torch.cat([batch.returns for batch in batches]) - 30.0
+    assert sorted(order.tolist()) == count.tolist()
+    assert order.tolist() != count.tolist()
+    for batch in batches:
+        row = batch.returns - 30.0
+        assert torch.equal(batch.observation, row[:, None].expand(-1, 2))
+        assert torch.equal(batch.action, -row[:, None])
+        assert torch.equal(batch.log_density, row + 10.0)
+        assert torch.equal(batch.advantage, row + 20.0)
+
+
 def test_densities_of_continuous_actions_are_a_gaussian_s() -> None:
     made = ActorCritic(Ppo(width=4), 3, 2, False)
     seen, action = torch.randn(5, 3), torch.randn(5, 2)

@@ -8,7 +8,7 @@ from typing import Any
 
 from stages.algorithms.registry import composition
 from stages.algorithms.settings import Rl
-from stages.claims.experiment import Experiment, nested
+from stages.claims.experiment import Experiment, digest, nested
 from stages.records.sections import deep_merge
 
 BEFORE_RL = ("seed", "domains", "model", "curate", "sft", "rollout", "annotate")
@@ -91,10 +91,15 @@ def run_values(
     return deep_merge(values, experiment.seeded(seed))
 
 
+def start_key(values: Mapping[str, Any]) -> str:
+    """16 hex digits of what the success of the initial policy follows from."""
+    return digest([start_values(values), {**values["evaluate"], "models": ["sft"]}])
+
+
 def start_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """The part of `values` that shapes the start of rl; with several domains, that of the merge."""
+    used = {name: values.get("resources", {}).get(name) for name in RESOURCES}
     if len(values["domains"]) > 1:
-        used = {name: values.get("resources", {}).get(name) for name in RESOURCES}
         return {**{name: value for name, value in values.items() if name not in AFTER_RL}, "resources": used}
-    domain = values["domains"][0]
-    return {**{name: values.get(name) for name in BEFORE_RL}, "environment": values["per_domain"][domain].get("environment")}
+    environment = values["per_domain"][values["domains"][0]].get("environment")
+    return {**{name: values.get(name) for name in BEFORE_RL}, "resources": used, "environment": environment}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from stages.claims.sequential import Kind, alphas
 from stages.control.problems import PROBLEMS
@@ -105,9 +105,16 @@ class Tune(Section):
 
     key: Annotated[str, Field(pattern=r"^rl(\.\w+)+$")]
     """A key of section rl, such as rl.learning_rate."""
-    values: Annotated[list[float], Field(min_length=2)]
+    values: Annotated[list[int | float], Field(min_length=2)]
     seeds: Count = 1
     """Tuning seeds: 1000, 1001 ..."""
+
+    @field_validator("key")
+    @classmethod
+    def _leaves_the_budget(cls, key: str) -> str:
+        if key in ("rl.tasks_per_step", "rl.group_size", "rl.steps"):
+            raise ValueError(f"{key} decides what a budget comes to; compare it as arms, not by tuning")
+        return key
 
     @model_validator(mode="after")
     def _ascending(self) -> Tune:

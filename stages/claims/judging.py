@@ -116,6 +116,7 @@ def report(experiment: Experiment, results: Results) -> dict[str, Any]:
         "tuning": tried_values(experiment, results),
         "chosen": chosen_values(experiment, results),
         "start": dict(sorted(results.starts.items())),
+        **({"start_keys": dict(sorted(results.start_keys.items()))} if results.start_keys else {}),
         "runs": dict(sorted(results.outcomes.items())),
         "trials": dict(sorted(results.trials.items())),
         **({"confirmed": results.confirmed} if results.confirmed else {}),

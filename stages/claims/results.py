@@ -34,6 +34,8 @@ class Results:
     outcomes: dict[str, dict[str, Any]] = field(default_factory=dict)
     starts: dict[str, float] = field(default_factory=dict)
     """Arm -> panel success of its initial policy."""
+    start_keys: dict[str, str] = field(default_factory=dict)
+    """Arm -> `start_key` of the settings that this was measured with, where a session recorded it."""
     trials: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Tuning runs by name, each with its key and its success on validation tasks."""
     confirmed: dict[str, Any] = field(default_factory=dict)
@@ -53,7 +55,9 @@ class Results:
         if not path.exists():
             return cls()
         saved = read_json(path)
-        return cls(saved["runs"], saved["start"], saved["trials"], saved.get("confirmed", {}), (root, slug))
+        found = cls(saved["runs"], saved["start"], trials=saved["trials"], place=(root, slug))
+        found.start_keys, found.confirmed = saved.get("start_keys", {}), saved.get("confirmed", {})
+        return found
 
     def value(self, run: str, metric: str) -> float | None:
         """A run's metric: as it was measured, or computed from its tables; None if it has neither."""
@@ -98,6 +102,12 @@ class Results:
         dropped, self.outcomes = len(self.outcomes) - len(kept), kept
         self.tables.drop_others(set(kept))
         return dropped
+
+    def drop_starts(self, keys: Mapping[str, str]) -> None:
+        """Drop what is known of the starts of arms that are not among `keys`, or whose key is another."""
+        for arm in [arm for arm, key in self.start_keys.items() if keys.get(arm) != key]:
+            del self.start_keys[arm]
+            self.starts.pop(arm, None)
 
     def reuse(self, sources: Iterable[Results], runs: Iterable[Run]) -> int:
         """Copy missing runs from results with equal parameters, seed and metrics; how many."""

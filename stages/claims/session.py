@@ -14,7 +14,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from stages.claims.arms import common_values, run_values, start_values
+from stages.claims.arms import common_values, run_values, start_key, start_values
 from stages.claims.checks import unplayable
 from stages.claims.code import MODULES
 from stages.claims.cost import cost_of
@@ -60,6 +60,8 @@ def drop_outdated(experiment: Experiment, params: dict[str, Any], results: Resul
     trials = {trial.name: trial.key for trial in trial_runs(experiment, params)} if results.trials else {}
     kept = {name: one for name, one in results.trials.items() if trials.get(name) == one["key"]}
     dropped, results.trials = len(results.trials) - len(kept), kept
+    if results.start_keys:
+        results.drop_starts({arm: start_key(run_values(experiment, arm, 0, params)) for arm in experiment.arms})
     return dropped + results.drop_others(current_keys(experiment, params, results))
 
 
@@ -132,6 +134,7 @@ class Session:
         if gate and gate.baseline not in self.results.starts:
             values = run_values(self.experiment, gate.baseline, 0, self.params)
             self.results.starts[gate.baseline] = self.runner.start_success(values)
+            self.results.start_keys[gate.baseline] = start_key(values)
             self.save()
         return self._gate_passes()
 

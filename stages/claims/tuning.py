@@ -63,12 +63,12 @@ def tried_values(experiment: Experiment, results: Results) -> dict[str, dict[str
     return found
 
 
-def chosen_values(experiment: Experiment, results: Results) -> dict[str, float]:
+def chosen_values(experiment: Experiment, results: Results) -> dict[str, int | float]:
     """Arm -> its value of `tune.key`: the best mean success, the smallest of equal ones; arms whose trials are not all done
     lack."""
     chosen, tune = {}, experiment.tune
     for arm, tried in tried_values(experiment, results).items():
         assert tune is not None
         if len(tried) == len(tune.values) and all(len(done) == tune.seeds for done in tried.values()):
-            chosen[arm] = float(max(tried, key=lambda value: (sum(tried[value]), -float(value))))
+            chosen[arm] = max(tune.values, key=lambda value: (sum(tried[repr(value)]), -value))
     return chosen

@@ -93,6 +93,7 @@ ADDED_PARTS: Mapping[str, Any] = {
         **{"low": 0.05, "high": 0.95, "cheap": 0.0, "dear": 1000.0},
     },
     "evidence": "exclude",
+    "overlong_of": None,
     "team": {"members": [], "weights": "own", "credit": "chain", "token_gamma": 1.0, "interval": 0},
     **{"ratio_norm": "sum", "kl_stop": None, "trunk": "own", "hidden": [], "huber_delta": None, "value_clip": 0.0},
     "reward_model": False,

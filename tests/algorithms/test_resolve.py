@@ -79,6 +79,7 @@ def _keys() -> dict[str, Any]:
 
 DERIVED = {"advantage.level", "branching.initial", "loss.constant_length", "horizon.steps_per_stage", "replay.policy_updates"} | {
     "reward.overlong_max",
+    "reward.overlong_of",
     "reward.overlong_cache",
     "tasks.settings",
 }

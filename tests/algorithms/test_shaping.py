@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
+from stages.algorithms.algorithm import resolve
 from stages.algorithms.parts.reward import Reward, kl_penalty, response_lengths, shape_rewards
 from stages.algorithms.parts.shaping import PrsStage, dense, overlong_term, single, with_tool_bonus
+from stages.algorithms.settings import Rl
+from stages.runtime.validation import ParamsError
 
 
 def test_environment_rewards_are_unchanged_by_default(make_batch) -> None:
@@ -87,3 +92,23 @@ def test_shaping_functions() -> None:
     assert single(torch.tensor([True, False]), torch.tensor([2, 3]), 3).tolist() == [[0, 1, 0], [0, 0, 0]]
     increments = torch.tensor([[1.0, 0.0, 1.0]])
     assert dense(increments, right, "max_total", 4.0).tolist() == [[0.25, 0.0, 0.25]]
+
+
+def test_the_default_length_limit_counts_the_prompt(make_batch) -> None:
+    """A context of 6 tokens: an episode that fills it gets the whole penalty, whatever its prompt's share; a limit of one's own
+    counts what comes after the prompt."""
+    batch = make_batch([[1, 1]], lengths=[4, 2])
+    full = int(batch.lengths[0])
+    limits = {"context": {}, "response": {"overlong_max": full, "overlong_cache": 1}}
+    for counted, more in limits.items():
+        algorithm = resolve(Rl.model_validate({"algorithm": "dapo", "group_size": 2, "reward": more}), full)
+        assert algorithm.rl.reward.overlong_of == counted
+        gained = algorithm.shape(batch).rewards - batch.rewards
+        assert gained[0].item() == (-1.0 if counted == "context" else 0.0)
+
+
+@pytest.mark.parametrize("method", ["ssrl", "reseek", "router_r1", "ssp"])
+@pytest.mark.parametrize("reward", [{"density": "single"}, {"correct": 1.0, "wrong": -1.0}])
+def test_a_methods_own_reward_is_not_replaced(method: str, reward: dict[str, Any]) -> None:
+    with pytest.raises(ParamsError, match="replace"):
+        resolve(Rl.model_validate({"algorithm": method, "reward": reward}), 100)

@@ -183,3 +183,17 @@ def test_last_stage_value_ignores_format(make_batch) -> None:
     # Rewards (0, 0.2) and (1, 0.2): V is 0.9 * 0.1 and 0.4 * 0.4. By the last stage (0, 0) and (0.8, 0): 0 and 0.4 * 0.4.
     assert weights["reward"] == pytest.approx((0.9 * 0.1 + 0.4 * 0.4) / 2, abs=1e-4)
     assert weights["last_stage"] == pytest.approx(0.4 * 0.4 / 2, abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["value", "random"])
+def test_groups_of_low_value_by_the_last_stage_are_replaced(make_batch, kind: str) -> None:
+    """Group 0 reaches the last stage in no episode: its value is 0, whatever its rewards."""
+    batch = make_batch([[0, 0], [1, 0]], turns=[[1]] * 4)
+    accepted = batch.accepted.clone()
+    accepted[0, 0] = False
+    for value_of, expected in (("reward", [1.0, 1.0, 1.0, 1.0]), ("last_stage", [0.0, 0.0, 2.0, 2.0])):
+        rule = {"kind": kind, "replace": "low_value", "min_value": 0.05, "value_of": value_of}
+        section = {"algorithm": "vspo_prs", "group_size": 2, "loss": NO_KL, "group_resampling": rule}
+        algorithm = resolve(Rl.model_validate(section), 100)
+        found = algorithm.resample(algorithm.shape(batch.with_(accepted=accepted)), 0, "stream", 7)
+        assert found.weights.tolist() == expected

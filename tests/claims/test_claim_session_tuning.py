@@ -8,7 +8,7 @@ import pytest
 from fake_runner import GATE, PARAMS, SPEC, TUNE, FakeRunner, experiment, run, saved
 
 from stages.claims import session as sessions
-from stages.claims.experiment import Experiment
+from stages.claims.experiment import Experiment, Tune
 from stages.claims.gates import rises
 
 
@@ -106,3 +106,26 @@ def test_gate_tests_the_gain_over_runs() -> None:
     assert rises([0.0, 0.0, 0.0], [1.0, 2.0, 3.0])
     assert not rises([0.0, 0.0, 0.0], [0.0, 2.0, 4.0])
     assert not rises([0.5, 0.5], [0.5, 0.5])
+
+
+def test_a_start_of_other_settings_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeRunner, "start_of", 0.05)
+    run(tmp_path, experiment(tmp_path, **GATE))
+    assert saved(tmp_path)["gate"]["why"] == "the start solves 5.0% of the panel, not 20% to 60%"
+    monkeypatch.setattr(FakeRunner, "start_of", 0.4)
+    run(tmp_path, experiment(tmp_path, **GATE))
+    assert saved(tmp_path)["start"] == {"grpo": 0.05}, "nothing has changed"
+    runner, _ = run(tmp_path, experiment(tmp_path, **GATE, shared={"sft": {"epochs": 9}}))
+    assert saved(tmp_path)["start"]["grpo"] == 0.4
+    assert runner.played
+
+
+def test_whole_numbers_can_be_tuned() -> None:
+    found = parse_tuned("rl.epochs", [1, 2])
+    assert [type(value) for value in found.values] == [int, int]
+    with pytest.raises(ValueError, match=r"rl\.group_size decides what a budget comes to"):
+        parse_tuned("rl.group_size", [4, 8])
+
+
+def parse_tuned(key: str, values: list[float]) -> Tune:
+    return Tune.model_validate({"key": key, "values": values})

@@ -139,3 +139,11 @@ def test_rewording_a_claim_keeps_its_results() -> None:
     reworded = experiment(method="Another title", claims=[{**claim, "says": "Reworded.", "checked": "By hand.", "world": "Yes."}])
     assert reworded.fixed == experiment().fixed
     assert experiment(claims=[{**claim, "threshold": 0.07}]).fixed != experiment().fixed
+
+
+def test_what_changes_results_makes_another_start() -> None:
+    plain, rounded = (
+        start_values(run_values(experiment(**more), "grpo", 0, PARAMS))
+        for more in ({}, {"shared": {"resources": {"precision": "bfloat16"}}})
+    )
+    assert {name for name in plain if plain[name] != rounded[name]} == {"resources"}

@@ -42,3 +42,8 @@ def test_gradient_interpolates_over_layer_depth() -> None:
     for name, expected in [("model.layers.0.w", [1.0, 0.0]), ("model.layers.2.w", [0.0, 1.0]), ("lm_head.weight", [1.0, 0.0])]:
         got = merge("slerp", models, name=name, slerp=gradient, layers=3)
         torch.testing.assert_close(got, torch.tensor(expected), atol=1e-6, rtol=0)
+
+
+def test_equal_tensors_stay_at_the_largest_threshold() -> None:
+    same = [3.0, 4.0]
+    assert merge("slerp", [same, same], slerp=Slerp(t=0.3, dot_threshold=1.0)).tolist() == same

@@ -25,6 +25,7 @@ from stages.algorithms.settings import Rl
 from stages.engine.engine import Sampling
 from stages.engine.torch_engine import TorchEngine
 from stages.records.episode import Episode, Owner, TurnRecord, read_episodes, read_rows, write_episodes
+from stages.training.common.batches import trajectory_batch
 from stages.training.rl import online
 from stages.training.rl.demonstrations import as_external
 from stages.training.rl.off_policy import OffPolicy, as_turns
@@ -343,7 +344,7 @@ def test_truncated_episodes_are_bootstrapped(tiny_policy):
     for name in ("token_ids", "owner", "logprob", "turn"):
         setattr(cut, name, getattr(whole, name)[: first.end])
     assert isinstance(first, TurnRecord)
-    on, off = (as_turns([whole, cut], lambda batch: batch, one, 128) for one in (chat, None))
+    on, off = (as_turns([whole, cut], trajectory_batch([whole, cut]), one, 128) for one in (chat, None))
     assert on.before.tolist() == [
         [first.start - 1, whole.turns[1].start - 1, -1],
         [first.start - 1, whole.turns[1].start - 1, -1],
@@ -353,7 +354,7 @@ def test_truncated_episodes_are_bootstrapped(tiny_policy):
     assert on.bootstraps.tolist() == [[True, False], [True, False]]
     assert off.bootstraps.tolist() == [[True, False], [False, False]]
     assert on.rewards.tolist() == [[0.0, 1.0], [0.0, 0.0]]
-    full = as_turns([cut], lambda batch: batch, chat, first.end)
+    full = as_turns([cut], trajectory_batch([cut]), chat, first.end)
     assert full.before.tolist() == [[first.start - 1, -1]]
 
 
@@ -369,3 +370,15 @@ def test_samples_hold_one_advantage_per_turn(make_context):
     assert read_episodes(context.root / "data/curated/toy/demonstrations.parquet")
     trained = load_file(context.root / "data/models/rl/toy/model.safetensors")
     assert all(bool(torch.isfinite(tensor).all()) for tensor in trained.values())
+
+
+def test_evidence_that_is_trained_on_has_turns_like_others() -> None:
+    """A turn of evidence between two others: with loss.evidence include, the critic bootstraps over all three."""
+    made = make_episode("e", "a", [2, 2, 2], 1.0)
+    second = slice(made.turns[1].start, made.turns[1].end)
+    made.owner[second] = [int(Owner.EVIDENCE)] * 2
+    for evidence, bootstraps in (("exclude", [[False, False, False]]), ("include", [[True, True, False]])):
+        algorithm = resolve(Rl.model_validate({"algorithm": "archer", "loss": {"evidence": evidence}}), 64)
+        parts = SimpleNamespace(algorithm=algorithm)
+        turns = as_turns([made], OffPolicy._batch(parts, [made]), None, 64)
+        assert turns.bootstraps.tolist() == bootstraps

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from stages.algorithms.parts.curriculum import Curriculum
@@ -46,3 +48,11 @@ def test_without_floor_always_solved_or_failed_tasks_come_last():
 def test_too_few_tasks_is_an_error_that_names_the_key():
     with pytest.raises(ValueError, match=r"rl\.tasks_per_step is 3"):
         TaskSampler(["a", "b"], {}, Curriculum(), 3)
+
+
+def test_small_weights_are_drawn_evenly() -> None:
+    """u^(1/w) is 0 for weights of 1e-4; its logarithm is not, so that no task comes first by its place."""
+    tasks = [f"t{number:03d}" for number in range(200)]
+    sampler = TaskSampler(tasks, dict.fromkeys(tasks, 0.9999), Curriculum(kind="difficulty", floor=0.0), 5)
+    drawn = Counter(task for step in range(400) for task in sampler.draw("key", step))
+    assert max(drawn.values()) < 30, "10 are expected of each"

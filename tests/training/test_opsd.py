@@ -178,3 +178,11 @@ def test_solutions_are_the_shortest_of_each_task(make_context, tmp_path: Path) -
 def test_invalid_settings_are_refused(section: dict[str, Any], message: str) -> None:
     with pytest.raises(ParamsError, match=message):
         resolve(Rl(algorithm="opsd", **section))
+
+
+def test_teacher_reads_evidence_that_is_trained_on(tiny_policy: Path) -> None:
+    teacher, episode = teacher_of(tiny_policy), played("e", [2, 1], 1.0)
+    episode.owner[-1] = int(Owner.EVIDENCE)
+    teacher.evidence = True
+    batch = trajectory_batch([episode], True)
+    assert torch.equal(teacher.annotate(batch, [episode], 0.7).get(Teacher).known, batch.mask)

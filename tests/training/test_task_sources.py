@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 
 from stages.agent.active_episode import EpisodeRequest
-from stages.algorithms.algorithm import resolve
+from stages.algorithms.algorithm import Algorithm, resolve
+from stages.algorithms.registry import composition
 from stages.algorithms.settings import Rl
 from stages.algorithms.task_source import TaskSource
 from stages.records.episode import ROLE_COLUMNS, Episode, read_episodes, read_rows, write_episodes
 from stages.records.task import Task
 from stages.runtime import entry_points
 from stages.runtime.validation import Count, ParamsError, Section
+from stages.training.rl.job import restore
 from training.toys import SHORT_RUN, KilledError, kill_at_step, make_episode, outputs, run
 
 
@@ -152,3 +154,14 @@ def test_role_columns_exist_only_where_a_role_does(tmp_path: Any) -> None:
         ("", "", []),
         ("solver", "", []),
     ]
+
+
+def test_a_role_goes_on_with_the_restored_state() -> None:
+    """Its algorithm holds a dictionary within the algorithm's, which must stay the same one."""
+    method = replace(composition("ssp"), state=dict)
+    algorithm = Algorithm(method, resolve(Rl(algorithm="ssp"), 100).rl, method.state())
+    role = algorithm.of_role("proposer")
+    restore(algorithm.state, {"role proposer": {"baseline": 0.7}})
+    assert role.state == {"baseline": 0.7}
+    role.state["baseline"] = 0.1
+    assert algorithm.state == {"role proposer": {"baseline": 0.1}}

@@ -9,7 +9,7 @@ CARD = Card(
     equation="GRPO with Token mean, Clip 1 - 0.2 .. 1 + 0.28 (dual clip 10) and length term in the Reward; no KL; success 1, "
     "failure min(-0.6, -1 + 0.1 calls)",
     assumptions="groups of at least 2 episodes; the environment's cost counts tool calls. reward.tool_bonus_on: both with "
-    "tool_bonus_cap null is the paper's equation, the default its code",
+    "a tool_bonus_cap that no failure reaches (0.9) is the paper's equation, the default its code",
     reduces_to="clip_high 0.2, tool_bonus 0, overlong_penalty 0: GRPO with token mean",
     tested_by="tests/algorithms/test_open_agentrl.py",
     switch="rl.algorithm: grpo_tcr",

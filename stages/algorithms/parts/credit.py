@@ -43,7 +43,7 @@ class Credit(Part):
     """annotated: adds the temporal-difference error of the annotated value model; graph: equal steps of a group get the mean
     advantage of the episodes that took them; branches: so do turns that branches share; progress: the annotated progress
     estimator distributes the return over turns."""
-    weight: Annotated[NonNegative, AppliesTo("kind", "annotated", "progress", "own")] = 1.0
+    weight: Annotated[NonNegative, AppliesTo("kind", "annotated", "progress")] = 1.0
     """annotated: weight of the value model's term; progress: of a turn's contribution."""
     step_reward: Annotated[Literal["spa", "rloo_broadcast"], AppliesTo("kind", "progress")] = "spa"
     """progress: a turn's contribution: the estimator's, or, as in the authors' code, the return minus the mean of the group's

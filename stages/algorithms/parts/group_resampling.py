@@ -78,7 +78,7 @@ class GroupResampling(Part):
             raise ParamsError(
                 f"rl.group_resampling.kind: {self.kind} looks for groups of equal rewards, and rl.group_size is 1; set it to >= 2"
             )
-        if self.kind != "value":
+        if self.kind == "none" or not _uses_values(rl):
             return
         if self.value_of == "last_stage" and rl.reward.kind != "prs":
             raise ParamsError(
@@ -161,12 +161,11 @@ def draw_counts(weights: Sequence[float], draws: int, *key: object) -> list[int]
     return counts
 
 
-def live_groups(batch: TrajectoryBatch, params: GroupResampling) -> Tensor:
-    """Groups [N] bool that are not replaced, in order of group number."""
-    values, sigma = task_values(batch.rewards, batch.group, params.spread, params.r_max)
-    live = sigma > params.zero_tol
+def live_groups(batch: TrajectoryBatch, params: GroupResampling, stages: Sequence[PrsStage] = ()) -> Tensor:
+    """Groups [N] bool that are not replaced, in order of group number. stages: as in `resample`."""
+    live = task_values(batch.rewards, batch.group, params.spread, params.r_max)[1] > params.zero_tol
     if params.kind in ("random", "value") and params.replace == "low_value":
-        live &= values > params.min_value
+        live &= _values(batch, params, stages) > params.min_value
     return live
 
 
@@ -182,7 +181,7 @@ def resample(
 
     if params.kind == "none":
         return batch
-    live = live_groups(batch, params)
+    live = live_groups(batch, params, stages)
     counts = live.long()
     if params.kind == "resample":
         counts[torch.nonzero(live).flatten()[wanted:]] = 0

@@ -67,7 +67,10 @@ class Reward(Part):
     overlong_penalty: NonNegative = 0.0
     """Largest length penalty; the environment's tokens count, too. 0: none."""
     overlong_max: Annotated[Count | None, AppliesAboveZero("overlong_penalty")] = None
-    """Tokens after the prompt from which the full penalty applies. null: model.max_length."""
+    """Tokens from which the full penalty applies. null: model.max_length."""
+    overlong_of: Annotated[Literal["response", "context"] | None, AppliesAboveZero("overlong_penalty")] = None
+    """What overlong_max counts: the tokens after the prompt, or with the prompt's. null: context if overlong_max is null, else
+    response."""
     overlong_cache: Annotated[Count | None, AppliesAboveZero("overlong_penalty")] = None
     """The penalty grows linearly over this many tokens before overlong_max. null: a fifth of overlong_max."""
     kl_coef: NonNegative = 0.0
@@ -80,6 +83,8 @@ class Reward(Part):
         reward = values["reward"]
         if not reward["overlong_penalty"]:
             return
+        if reward["overlong_of"] is None:
+            reward["overlong_of"] = "context" if reward["overlong_max"] is None else "response"
         if reward["overlong_max"] is None:
             reward["overlong_max"] = max_length
         if reward["overlong_cache"] is None and reward["overlong_max"]:
@@ -113,7 +118,7 @@ class Reward(Part):
                 f"rl.reward.kind: {self.kind} scores the episodes that rl plays, and algorithm {method.card.slug} plays none; "
                 f"set it to environment, or choose another algorithm"
             )
-        if self.kind in ("hierarchical", *SCORED) and self.density != "environment":
+        if self.kind in ("hierarchical", "own", *SCORED) and self.density != "environment":
             raise ParamsError(
                 f"rl.reward.kind: {self.kind} scores entire episodes, and rl.reward.density: {self.density} would replace its "
                 f"scores; set one of the two to environment"
@@ -127,7 +132,7 @@ class Reward(Part):
             return
         if self.correct <= self.wrong:
             raise ParamsError(f"rl.reward.correct ({self.correct:g}) must be above wrong ({self.wrong:g})")
-        if self.kind in ("prs", "hierarchical", *SCORED) or self.density != "environment":
+        if self.kind in ("prs", "hierarchical", "own", *SCORED) or self.density != "environment":
             raise ParamsError(
                 f"rl.reward.correct and wrong replace the rewards of kind: {self.kind} and density: {self.density}; set both to "
                 f"null, or these two to environment"
@@ -272,7 +277,8 @@ def shape_rewards(batch: TrajectoryBatch, params: Reward) -> TrajectoryBatch:
     if params.overlong_penalty:
         if params.overlong_max is None or params.overlong_cache is None:
             raise ValueError("rl.reward.overlong_max and overlong_cache must be numbers; resolve the parameters first")
-        term = overlong_term(response_lengths(batch), params.overlong_max, params.overlong_cache, params.overlong_penalty)
+        lengths = batch.lengths if params.overlong_of == "context" else response_lengths(batch)
+        term = overlong_term(lengths, params.overlong_max, params.overlong_cache, params.overlong_penalty)
         batch = with_terminal(batch, term)
     return batch if batch is given else batch.with_metrics(shaped_reward=float(batch.rewards.mean()))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -54,15 +56,17 @@ class TaskSampler:
         return [share * self.factors[task] for task, share in zip(self.task_ids, shares_, strict=True)]
 
     def draw(self, *key: object, count: int | None = None, without: Collection[str] = ()) -> list[str]:
-        """A step's tasks, sorted: a weighted draw without replacement (largest u^(1/w), Efraimidis and Spirakis 2006) that
-        depends on `key` alone.
+        """A step's tasks, sorted: a weighted draw without replacement (largest u^(1/w), Efraimidis and Spirakis 2006; here
+        its logarithm, which small weights don't round to 0) that depends on `key` alone.
 
         Tasks of weight 0 are drawn only if the others do not suffice. count: default `per_step`. without: tasks to exclude, so
         there may be fewer than `count`.
         """
         rng = stream("curriculum", *key)
-        scores = [(rng.random() ** (1 / weight) if weight > 0 else -rng.random()) for weight in self.weights()]
-        order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
+        weights = self.weights()
+        uniform = [max(rng.random(), sys.float_info.min) for _ in weights]
+        scores = [math.log(u) / weight if weight > 0 else -u for u, weight in zip(uniform, weights, strict=True)]
+        order = sorted(range(len(scores)), key=lambda index: (weights[index] <= 0, -scores[index], index))
         left = [self.task_ids[index] for index in order if self.task_ids[index] not in without]
         return sorted(left[: self.per_step if count is None else count])
 

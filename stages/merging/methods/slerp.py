@@ -80,7 +80,7 @@ class Slerp(Merger):
         first, second = models[0].float(), models[1].float()
         norms = float(first.norm()) * float(second.norm())
         cosine = max(-1.0, min(1.0, float((first * second).sum()) / norms)) if norms > 0 else 1.0
-        if abs(cosine) > params.settings.slerp.dot_threshold:
+        if abs(cosine) >= params.settings.slerp.dot_threshold:
             return (1.0 - t) * first + t * second
         angle = math.acos(cosine)
         return (math.sin((1.0 - t) * angle) * first + math.sin(t * angle) * second) / math.sin(angle)

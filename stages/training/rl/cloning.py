@@ -102,7 +102,8 @@ class CloningJob(RlJob):
             write_table(folder / "guided.parquet", GUIDED_SCHEMA, self.attempts.rows())
 
     def updates(self, step: int) -> Iterator[Update]:
-        batch = trajectory_batch([self.paths[place] for place in self.sampler.batch(step)])
+        paths = [self.paths[place] for place in self.sampler.batch(step)]
+        batch = trajectory_batch(paths, self.rl.loss.evidence == "include")
         loss = cloning_loss(self.models, batch, self.rl.sampling.temperature)
         self.ledger.open(batch.mask)
         yield Update("policy", self.models.plan(batch, range(batch.size)), loss, self.ledger.record)

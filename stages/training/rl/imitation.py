@@ -34,10 +34,10 @@ def untracked(loss: Callable[[list[int]], Iterator[LossTerms]], rows: list[int])
 
 
 class SelfImitation:
-    """The buffer of successes, and their share of the policy's updates."""
+    """The buffer of successes, and their share of the policy's updates. `evidence`: as `trajectory_batch` takes it."""
 
-    def __init__(self, models: Models, params: Imitation, temperature: float) -> None:
-        self.models, self.params, self.temperature = models, params, temperature
+    def __init__(self, models: Models, params: Imitation, temperature: float, evidence: bool = False) -> None:
+        self.models, self.params, self.temperature, self.evidence = models, params, temperature, evidence
         self.buffer = ReplayBuffer([], params.capacity)
         self.metrics: dict[str, float] = {}
         """Of the last step: stored turns, the mean weight in the buffer, and the tokens that were learned again."""
@@ -67,7 +67,7 @@ class SelfImitation:
             yield self._joined(nothing, self.buffer.draw(count, *key, "imitation", 0, weights=weights), scale)
 
     def _joined(self, update: Update, episodes: Sequence[Episode], scale: float) -> Update:
-        batch = trajectory_batch(episodes)
+        batch = trajectory_batch(episodes, self.evidence)
         self.metrics["imitation_tokens"] += float(batch.mask.sum())
         loss = cloning_loss(self.models, batch, self.temperature, scale * self.params.coef)
         own = [(update.loss, micro) for micro in update.micro_batches]

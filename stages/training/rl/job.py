@@ -54,8 +54,7 @@ class RlJob(Job):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.ledger.load_state_dict(state["ledger"])
-        self.algorithm.state.clear()
-        self.algorithm.state.update(state["algorithm"])
+        restore(self.algorithm.state, state["algorithm"])
         self.algorithm.costs.clear()
         self.algorithm.costs.update(state["costs"])
 
@@ -126,3 +125,14 @@ def entropy_rise(episodes: Sequence[Episode]) -> float:
         entropies = [-math.fsum(opening) / max(1, len(opening)) for opening in openings]
         rises += [entropy - entropies[0] for entropy in entropies[1:]]
     return math.fsum(rises) / max(1, len(rises))
+
+
+def restore(own: dict[str, Any], saved: Mapping[str, Any]) -> None:
+    """Make `own` equal to `saved`, with the same inner dictionaries: a role's algorithm holds its own one."""
+    for name in own.keys() - saved.keys():
+        del own[name]
+    for name, value in saved.items():
+        if isinstance(own.get(name), dict) and isinstance(value, Mapping):
+            restore(own[name], value)
+        else:
+            own[name] = value

@@ -7,7 +7,7 @@ each policy batch when its turn comes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -41,15 +41,12 @@ def one_turn(episode: Episode, place: int, name: str, turn: Turn) -> Episode:
     return made
 
 
-def as_turns(
-    episodes: Sequence[Episode], shape: Callable[[TrajectoryBatch], TrajectoryBatch], chat: Chat | None, max_length: int
-) -> Turns:
-    """Episodes as the turn critic reads them, with rewards shaped by `shape`.
+def as_turns(episodes: Sequence[Episode], batch: TrajectoryBatch, chat: Chat | None, max_length: int) -> Turns:
+    """Episodes as the turn critic reads them; batch: of the episodes, with shaped rewards.
 
     chat: if given, the critic bootstraps from the state after a truncated episode, tokenized as the policy would have read it,
     unless that exceeds `max_length` tokens.
     """
-    batch = shape(trajectory_batch(episodes))
     after = turn_ends(batch)
     before = torch.cat([turn_boundaries(batch), torch.full((len(episodes), 1), -1)], 1)
     rows = [list(episode.token_ids) for episode in episodes]
@@ -139,20 +136,23 @@ class OffPolicy:
             for number, (episode, of_episode) in enumerate(zip(episodes, places, strict=True))
         ]
 
+    def _batch(self, episodes: Sequence[Episode]) -> TrajectoryBatch:
+        return trajectory_batch(episodes, self.algorithm.rl.loss.evidence == "include")
+
     def _policy_batch(self, *key: object) -> TrajectoryBatch:
         """What the policy learns from: drawn episodes, or its current actions at their states."""
         rl = self.algorithm.rl
         episodes = self.buffer.draw(rl.replay.episodes, *key)
         if rl.replay.actions == "fresh":
-            return trajectory_batch([made for each in self.redraw(episodes, 1, *key) for made in each])
-        batch = self.algorithm.shape(trajectory_batch(episodes)).with_(external=None, group=torch.arange(len(episodes)))
+            return self._batch([made for each in self.redraw(episodes, 1, *key) for made in each])
+        batch = self.algorithm.shape(self._batch(episodes)).with_(external=None, group=torch.arange(len(episodes)))
         rows = list(range(batch.size))
         return batch.with_(logprobs_old=self.models.logprobs(self.models.policy, batch, rows, rl.sampling.temperature))
 
     def _critic_update(self, episodes: Sequence[Episode], fresh: Sequence[Sequence[Episode]], *key: object) -> Update:
         rl, device = self.algorithm.rl, self.models.policy.device
         chat = self.chat if rl.replay.bootstrap_truncated else None
-        turns = as_turns(episodes, self.algorithm.shape, chat, self.max_length)
+        turns = as_turns(episodes, self.algorithm.shape(self._batch(episodes)), chat, self.max_length)
         total, gamma = float(turns.real.sum()), rl.advantage.gamma
         head = self.critic.head
         noise = standard_normal((2, *turns.real.shape), *key) if isinstance(head, GaussianHead) else None

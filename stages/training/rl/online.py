@@ -92,12 +92,13 @@ class OnlineJob(RlJob):
             stored = stored_episodes(context, self.rl.replay, self.tasks, self.chat, self.max_length)
             models = (self.models, algorithm, self.policy_updates, ReplayBuffer(stored, self.rl.replay.capacity), self.engine)
             self.off_policy = OffPolicy(*models, self.chat, self.width, self.max_length, self.seed, self.labels.stream)
+        self.evidence = self.rl.loss.evidence == "include"
         imitation, temperature = self.rl.imitation, self.rl.sampling.temperature
-        self.imitation = SelfImitation(self.models, imitation, temperature) if imitation.ratio else None
+        self.imitation = SelfImitation(self.models, imitation, temperature, self.evidence) if imitation.ratio else None
         self.teacher: SelfTeacher | None = None
         if algorithm.needs_teacher:
             known = solutions(self.rl.settings.source, self.curated, self.annotated, str(context.domain))
-            self.teacher = SelfTeacher(self.models, self.chat, self.rl.settings, known, self.max_length)
+            self.teacher = SelfTeacher(self.models, self.chat, self.rl.settings, known, self.max_length, self.evidence)
         self.reannotation: Reannotation | None = None
         if self.rl.reannotate.every:
             parts = (self.models, self.engine, self.chat, self.pool)
@@ -232,7 +233,7 @@ class OnlineJob(RlJob):
         if self.team is not None:
             self.external = self.team.rows(self.played)
         episodes = [*self.played, *self.external]
-        batch = trajectory_batch(episodes, self.rl.loss.evidence == "include")
+        batch = trajectory_batch(episodes, self.evidence)
         batch = batch if self.team is None else self.team.with_moves(batch, episodes)
         if self.scorer is not None:
             batch = batch.with_extra(self.scorer.score(episodes, self.greedy, step))

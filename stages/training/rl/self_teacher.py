@@ -36,10 +36,14 @@ def solutions(source: str, curated: Path, annotated: Path, domain: str) -> dict[
 
 
 class SelfTeacher:
-    """Reads played episodes with a solution in their first message. `settings`: of the method (`opsd.Settings`)."""
+    """Reads played episodes with a solution in their first message. `settings`: of the method (`opsd.Settings`); `evidence`: as
+    `trajectory_batch` takes it."""
 
-    def __init__(self, models: Models, chat: Chat, settings: Any, known: Mapping[str, str], max_length: int) -> None:
+    def __init__(
+        self, models: Models, chat: Chat, settings: Any, known: Mapping[str, str], max_length: int, evidence: bool = False
+    ) -> None:
         self.models, self.chat, self.settings, self.known, self.max_length = models, chat, settings, known, max_length
+        self.evidence = evidence
 
     def hinted(self, episode: Episode) -> Episode | None:
         """The episode with the hint in its first message, its other tokens as they are; None if there is no solution, or no room
@@ -67,7 +71,7 @@ class SelfTeacher:
         read = [(row, one) for row in rows if (one := self.hinted(episodes[row])) is not None]
         logprobs, known = torch.zeros(batch.mask.shape), torch.zeros_like(batch.mask)
         if read:
-            with_hints = trajectory_batch([one for _, one in read])
+            with_hints = trajectory_batch([one for _, one in read], self.evidence)
             model = self.models.reference if self.settings.teacher == "start" else self.models.policy
             found = self.models.logprobs(model, with_hints, range(with_hints.size), temperature)
             for place, (row, _) in enumerate(read):

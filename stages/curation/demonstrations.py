@@ -99,12 +99,13 @@ def play_out(
                 end=0,
             )
         )
+        for term, value in step.terms.items():
+            episode.reward_terms[term] = episode.reward_terms.get(term, 0.0) + value
         episode.messages.append({"role": "assistant", "content": action})
         if step.done:
             break
         episode.messages.append({"role": "user", "content": step.observation.text})
     episode.reward = sum(turn.reward for turn in episode.turns)
-    episode.reward_terms = dict(step.terms)
     episode.terminated, episode.truncated = step.terminated, step.truncated
     episode.stop_reason = "terminated" if step.terminated else "turn_limit"
     return episode

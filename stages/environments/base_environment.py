@@ -173,7 +173,7 @@ class AnsweringEnvironment(EpisodeEnvironment[A]):
         if turns < self._max_turns:
             return step
         self._state = replace(self._state, truncated=True)
-        return replace(step, truncated=True, terms=self._graded(None)[1])
+        return replace(step, truncated=True, terms={**self._graded(None)[1], **step.terms})
 
     def _key(self, done: str, normalize: Callable[[str], str]) -> str:
         """A state key of the task, what was `done`, and the normalised answer if one was given."""

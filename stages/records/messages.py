@@ -38,7 +38,10 @@ def one_message(value: Any, where: str) -> dict[str, str]:
     unsupported = sorted(key for key, held in value.items() if held and key not in ("role", "content", *IGNORED))
     if unsupported:
         raise ValueError(f"{where} has {', '.join(unsupported)}, which is not supported; write it into content, or remove it")
-    return {"role": str(role), "content": plain_text(value.get("content"), where)}
+    text = plain_text(value.get("content"), where)
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError(f"{where} has half of a surrogate pair, which is no text; do not cut characters in two")
+    return {"role": str(role), "content": text}
 
 
 def plain_messages(value: Any, key: str = "messages") -> Messages:

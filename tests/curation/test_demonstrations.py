@@ -118,3 +118,17 @@ def test_expert_that_solves_too_little_warns_or_fails(domain: SearchDomain, trai
     with pytest.raises(ValueError, match=r"none of the expert's 6 demonstrations.*\(turn_limit 6\)"):
         check_expert("search", Demonstrations([], Counter({"noisy:turn_limit": 6})), Curate(expert_demonstrations=0))
     assert check_expert("search", Demonstrations(), Curate(expert_demonstrations=0, noisy_demonstrations=0)) == []
+
+
+def test_terms_are_summed_over_the_steps(train: list[Task], tmp_path: Path) -> None:
+    """As rollouts sum them."""
+    from stages.environments.registry import load_domain
+
+    domain = load_domain("search", {"judge": {}})
+    (task, *_) = domain.build(list(domain.recipes(8, 3)), tmp_path / "worlds", 1)
+    environment = domain.make(tmp_path / "worlds")
+    episode = play(domain, environment, task, 0.0, ("expert-0", 0, 1))
+    assert episode is not None
+    judged = sum(turn.action.startswith("judge") for turn in episode.turns)
+    assert judged > 0
+    assert sum(value for name, value in episode.reward_terms.items() if name.startswith("judge_")) == judged

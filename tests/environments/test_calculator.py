@@ -380,3 +380,9 @@ def test_invalid_settings_and_misuse_errors_name_the_cause(domain: CalculatorDom
         domain.make(tmp_path).step("key 2+2")
     with pytest.raises(RuntimeError, match="never reset"):
         domain.make(tmp_path).snapshot()
+
+
+def test_answers_are_equal_as_numbers(domain: CalculatorDomain) -> None:
+    stated = [domain.answer(f"answer {text}") for text in ("-5", "5", "1.5", "15", "007", "7.", "1,000")]
+    assert stated == ["-5", "5", "1.5", "15", "7", "7", "1000"]
+    assert (domain.answer("calculate 1 + 1"), domain.answer("answer ")) == (None, None)

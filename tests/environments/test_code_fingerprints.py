@@ -88,3 +88,9 @@ def test_phrases_by_hand() -> None:
     assert len(phrases(text)) == 2
     assert phrases(text) & phrases("please " + text.lower().replace("list.", "list"))
     assert phrases("The sum, of it") == {"the sum of it"}
+
+
+def test_parameters_may_be_parts_of_a_signature() -> None:
+    """As code_folder stores them: ["a, b=2"]."""
+    assert canonical("def f(a, b=2):\n    return a + b", "f", ("a, b=2",)) == canonical("a + b", "f", ("a, b=2",))
+    assert fingerprint("a + b", ("a, b=2",)) == fingerprint("x + y", ("x", "y"))

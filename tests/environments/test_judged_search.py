@@ -140,3 +140,11 @@ def test_panels_without_judgments_do_not_depend_on_the_setting() -> None:
 def test_threshold_is_a_share(threshold: float) -> None:
     with pytest.raises(ValueError, match="threshold"):
         JudgeSettings(threshold=threshold)
+
+
+def test_a_judgment_in_the_last_turn_counts(folder: Path, tasks: list[Task]) -> None:
+    made = load_domain("search", {"judge": {}, "max_turns": 2}).make(folder)
+    made.reset(tasks[0])
+    made.step(good_query(tasks[0]))
+    last = made.step("judge yes")
+    assert (last.truncated, last.terms["judge_true_accept"], last.terms["exact_match"]) == (True, 1.0, 0.0)

@@ -40,9 +40,12 @@ def test_episode_by_hand(domain: KeydoorDomain, tmp_path: Path) -> None:
         ("go Selmak", "you are in Selmak. back Corbis. here is lamp.", 2),
         ("take lamp", WON, 3),
     ]
+    total = 0.0
     for action, text, reached in expected:
         step = environment.step(action)
-        assert (step.observation.text, step.accepted, step.terms["subgoals"]) == (text, True, reached / 3)
+        total += step.terms["subgoals"]
+        assert (step.observation.text, step.accepted) == (text, True)
+        assert total == pytest.approx(reached / 3)
         assert (step.reward, step.terminated, step.truncated) == (float(text == WON), text == WON, False)
     assert environment.admissible() == []
     with pytest.raises(RuntimeError, match="is over"):
@@ -70,7 +73,7 @@ def test_delivery_by_hand(domain: KeydoorDomain, tmp_path: Path) -> None:
     world = World("Balbas", {"Corbis": "Balbas"}, {}, {"Corbis": "lamp"}, "lamp", True)
     environment = domain.make(tmp_path)
     steps = play(environment, hand_task(world), ["go Corbis", "take lamp", "go Balbas", "drop lamp"])
-    assert [step.terms["subgoals"] for step in steps] == [0.0, 0.5, 0.5, 1.0]
+    assert [step.terms["subgoals"] for step in steps] == [0.0, 0.5, 0.0, 0.5]
     assert [step.reward for step in steps] == [0.0, 0.0, 0.0, 1.0]
     play(environment, hand_task(world), ["go Corbis", "take lamp"])
     assert "drop lamp" not in environment.admissible()
@@ -106,8 +109,8 @@ def test_progress_reward_sums_to_one(tasks: list[Task], tmp_path: Path) -> None:
     for task in tasks:
         steps = play(environment, task, solution(domain, environment, task))
         assert sum(step.reward for step in steps) == pytest.approx(1.0, abs=1e-12)
-        reached = [step.terms["subgoals"] for step in steps]
-        assert reached == sorted(reached)
+        assert sum(step.terms["subgoals"] for step in steps) == pytest.approx(1.0)
+        assert min(step.terms["subgoals"] for step in steps) >= 0.0
     steps = play(environment, hand_task(hand_world()), ["go Corbis", "go Dorvin", "take iron key", "look"])
     assert [step.reward for step in steps] == pytest.approx([0.0, 0.0, 0.5 / 3, 0.0])
 

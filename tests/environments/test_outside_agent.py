@@ -10,6 +10,7 @@ from environments.agents import TOY, write_agent
 
 from stages.agent.environment_pool import EnvironmentPool
 from stages.environments.outside_agent import OutsideAgentDomain, OutsideAgentEnvironment, OutsideAgentSettings
+from stages.environments.outside_agent.endpoint import RequestError, chat_call
 from stages.environments.registry import load_domain, open_domain
 from stages.records.task import Task
 from stages.runtime.validation import ParamsError
@@ -173,3 +174,17 @@ class _Maker:
 
     def __call__(self) -> OutsideAgentEnvironment:
         return OutsideAgentDomain(self.settings).make(Path())
+
+
+def test_a_long_report_is_read_whole(make) -> None:
+    terms = {f"quality_of_part_{number}": 0.5 for number in range(60)}
+    report = f'print(json.dumps({{"reward": 0.25, "terms": {terms!r}}}))'
+    environment = make('ask([{"role": "user", "content": "hello"}])\n', report)
+    environment.reset(TASK)
+    step = environment.step("hi")
+    assert (step.reward, step.terms) == (0.25, terms)
+
+
+def test_half_of_a_character_is_refused() -> None:
+    with pytest.raises(RequestError, match="half of a surrogate pair"):
+        chat_call({"messages": [{"role": "user", "content": "cut \ud83d"}]})

@@ -249,3 +249,17 @@ def test_unsafe_back_end_must_be_requested() -> None:
     assert "unsafe_subprocess" not in SAFE
     with pytest.raises(ValueError, match="backend"):
         SandboxSettings(backend="subprocess")
+
+
+def test_integers_of_more_digits_than_python_converts(any_sandbox: Sandbox) -> None:
+    factorial = "result = 1\nfor number in range(2, x + 1):\n    result *= number\nreturn result"
+    assert verdicts(any_sandbox, factorial, "assert f(1700) % 7 == 0", "assert f(3) == 6", "assert f(1700) == 5") == [
+        "pass",
+        "pass",
+        "fail",
+    ]
+    assert decode(encode([10**5000, -(10**5000)])) == [10**5000, -(10**5000)]
+
+
+def test_messages_are_text_to_a_tokenizer() -> None:
+    assert describe(ValueError(chr(0xD83D))) == "ValueError: \\ud83d"

@@ -22,8 +22,8 @@ from stages.environments.calculator.expression import (
     value,
     write,
 )
+from stages.environments.calculator.scoring import normalize
 from stages.environments.protocol import DomainSettings
-from stages.environments.search.scoring import stated_answer
 from stages.records.task import SPLITS, Split, Task
 from stages.seeding import stream
 
@@ -158,7 +158,8 @@ class CalculatorDomain(GradedDomain[CalculatorSettings]):
         return CalculatorEnvironment(self.settings.reward, self.settings.max_turns, show_rest=self.settings.show_rest)
 
     def answer(self, action: str) -> str | None:
-        return stated_answer(action)
+        verb, _, text = action.strip().partition(" ")
+        return normalize(text) if verb.lower() == "answer" and text.strip() else None
 
     def entities(self, task: Task) -> set[str]:
         """The expression, whatever the order of its operands."""

@@ -48,10 +48,18 @@ def fingerprint(source: str, parameters: tuple[str, ...] = ()) -> str:
         tree = ast.parse(source)
     except SyntaxError:
         tree = ast.parse(f"def f({', '.join(parameters)}):\n" + textwrap.indent(source, "    "))
-    anonymize = _Anonymize(parameters)
+    anonymize = _Anonymize(_names(parameters))
     body = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)]
     text = "\n".join(ast.dump(anonymize.visit(node)) for node in body)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _names(parameters: tuple[str, ...]) -> tuple[str, ...]:
+    """The names in parts of a signature, such as "a, b=2"."""
+    (function,) = ast.parse(f"def f({', '.join(parameters)}): pass").body
+    assert isinstance(function, ast.FunctionDef)
+    given = function.args
+    return tuple(one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs))
 
 
 def canonical(source: str, entry: str, parameters: tuple[str, ...]) -> str:
@@ -75,7 +83,7 @@ def _canonical(source: str, entry: str, parameters: tuple[str, ...]) -> str:
     match body:
         case [ast.Return(value=ast.expr() as value) | ast.Expr(value=value)]:
             body = [ast.Expr(value)]
-    anonymize = _Anonymize(parameters, keep_constants=True)
+    anonymize = _Anonymize(_names(parameters), keep_constants=True)
     return "\n".join(ast.dump(anonymize.visit(node)) for node in body)
 
 

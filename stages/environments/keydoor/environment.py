@@ -50,8 +50,12 @@ class KeydoorEnvironment(EpisodeEnvironment[KeydoorState]):
             terminated=world.won,
             truncated=now.truncated,
             cost=1.0,
-            terms={"won": float(world.won), "subgoals": self._world.reached(world) / self._world.subgoals},
+            terms={"won": float(world.won), "subgoals": self._gained(state.world, world)},
         )
+
+    def _gained(self, before: State, after: State) -> float:
+        """By how much of all sub-goals a step changed what is reached, so that the steps of an episode sum to its share."""
+        return (self._world.reached(after) - self._world.reached(before)) / self._world.subgoals
 
     def _after(self, action: str) -> State | None:
         """The world's state after `action`; None if it is not possible."""

@@ -80,7 +80,7 @@ class OutsideAgentEnvironment:
             ) from error
         self._call = self._next_call()
         if self._call is None:
-            ended, text = self._process.poll(), self._text()
+            ended, text = self._process.poll(), self._printed()[-SHOWN:]
             self._end()
             why = f"was silent for {self._timeout_s:g} s" if ended is None else f"ended with exit code {ended}"
             raise RuntimeError(
@@ -138,22 +138,22 @@ class OutsideAgentEnvironment:
             return Outcome(0.0, {"agent_failed": 1.0}), False
         if self._channel.outcome is not None:
             return self._channel.outcome, False
-        lines = self._text().strip().splitlines()
+        lines = self._printed().strip().splitlines()
         try:
             return outcome(json.loads(lines[-1])), False
         except (IndexError, json.JSONDecodeError, RequestError) as error:
             raise RuntimeError(
                 f"task {self._task.task_id if self._task else ''}: the agent {shlex.join(self._command)} ended without a reward: "
                 f'post {{"reward": 1.0}} to OPENAI_BASE_URL/reward, or print it as the last line; it printed: '
-                f"{self._text() or 'nothing'}"
+                f"{self._printed()[-SHOWN:] or 'nothing'}"
             ) from error
 
-    def _text(self) -> str:
-        """The end of the program's output."""
+    def _printed(self) -> str:
+        """The program's output."""
         if self._output is None:
             return ""
         self._output.seek(0)
-        return self._output.read().decode(errors="replace")[-SHOWN:]
+        return self._output.read().decode(errors="replace")
 
     def _end(self) -> None:
         """End the program and all that it started."""

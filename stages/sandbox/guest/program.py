@@ -102,7 +102,10 @@ def run_program(job: socket.socket, peer: socket.socket) -> None:
             return
         reply = answer(function, call, steps)
         flush()
-        send(peer, reply)
+        try:
+            send(peer, reply)
+        except ValueError as error:  # its value is more than a message takes
+            send(peer, {"status": "raised", "kind": type(error).__name__, "message": describe(error)})
 
 
 def answer(function: Callable[..., Any], call: Any, steps: Steps) -> dict[str, Any]:

@@ -15,6 +15,8 @@ MAX_ITEMS = 100_000
 """Most items taken from an iterator."""
 MAX_MESSAGE = 300
 """Most characters of an error's text or of a displayed value."""
+MOST_BITS = 2000
+"""Of an integer that is sent in decimal: Python converts no more than 4300 digits."""
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _SIZE = struct.Struct("!I")
 
@@ -49,6 +51,8 @@ def _exactly(channel: socket.socket, size: int) -> bytes:
 
 def encode(value: Any) -> Any:
     """Plain values and containers of them as JSON; an iterator as its items. Raises TypeError for anything else."""
+    if type(value) is int and value.bit_length() > MOST_BITS:
+        return ["int", hex(value)]
     if value is None or type(value) in (bool, int, float, str):
         return value
     for plain in (bool, int, float, str):
@@ -76,6 +80,8 @@ def decode(data: Any) -> Any:
             raise ValueError("no value")
         return data
     name, *items = data
+    if name == "int":
+        return int(*items, 16)
     if name == "complex":
         return complex(*items)
     if name == "bytes":
@@ -93,12 +99,16 @@ def decode(data: Any) -> Any:
 
 
 def shown(value: Any) -> str:
-    return clip(repr(value))
+    try:
+        return clip(repr(value))
+    except ValueError:  # an integer of more digits than Python converts
+        return f"a {type(value).__name__} with too many digits to show"
 
 
 def clip(text: str) -> str:
-    """`text` on one line, shortened, and without memory addresses, which differ between runs."""
-    text = _ADDRESS.sub("", " ".join(text.split()))
+    """`text` on one line, shortened, without memory addresses, which differ between runs, and with halves of surrogate pairs
+    written out, which are no text to a tokenizer."""
+    text = _ADDRESS.sub("", " ".join(text.split())).encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= MAX_MESSAGE else text[: MAX_MESSAGE - 3] + "..."
 
 

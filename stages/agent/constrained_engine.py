@@ -45,8 +45,9 @@ class _Request:
 
 @dataclass
 class _Session:
-    """A caller's session. `read`: the tokens before a turn, of which `position` and the number of `turns` tell (-1: none yet);
-    position None: the history violates the constraint, and nothing is enforced."""
+    """A caller's session. `read`: the tokens before a turn, of which `position` and `turns` tell (-1: none yet); `turns`: those
+    of the environment, for which each command is one; position None: the history violates the constraint, and nothing is
+    enforced."""
 
     inner: int
     tokens: list[int]
@@ -61,6 +62,27 @@ class _Session:
         if len(tokens) < self.read:
             return _Session(inner, tokens, None, -1)
         return _Session(inner, tokens, self.position, self.read, self.turns)
+
+
+class _StepMask(SpecMask):
+    """A `SpecMask` whose `turns` are those of the environment, for which each command is one. sent: commands so far."""
+
+    def __init__(self, *arguments: Any, sent: int = 0, **options: Any) -> None:
+        self.sent = sent
+        super().__init__(*arguments, **options)
+
+    def _further(self, name: str) -> int:
+        """1 for a state that sends a command beyond the turn's first, which `SpecMask` counts as the turn; else 0."""
+        return int(self.sent > 0 and bool(self.texts.states[name].send))
+
+    def _need(self, name: str, opening: bool) -> tuple[float, float]:
+        turns, tokens = super()._need(name, opening)
+        return turns + self._further(name), tokens
+
+    def _begin(self, name: str, content: str) -> None:
+        self.turns -= self._further(name)
+        self.sent += bool(self.texts.states[name].send)
+        super()._begin(name, content)
 
 
 class ConstrainedEngine(WrappedEngine[_Session]):
@@ -125,14 +147,6 @@ class ConstrainedEngine(WrappedEngine[_Session]):
 
     # ---- turns --------------------------------------------------------------------------------------------------------------
 
-    def _answered(self, position: Position | None) -> Position | None:
-        """The position at the next turn."""
-        if position is None or not isinstance(self.rules, Transcripts):
-            return position
-        after = self.rules.answered(position)
-        over = not after and not self.constraint.terminate_on_restart
-        return self.rules.start if over else after
-
     def _follow(self, state: _Session) -> str:
         """Read the session up to its end; returns what the policy has written of a turn in progress."""
         begun = state.read >= 0
@@ -140,8 +154,8 @@ class ConstrainedEngine(WrappedEngine[_Session]):
             state.position, state.read, state.turns = self.rules.start, 0, 0
         *finished, written = self.chat.turn_texts(state.tokens[state.read :], begun) or [""]
         for text in finished:
-            state.position = self._answered(self.rules.read(state.position, text).position)
-            state.turns += 1
+            state.position = self.rules.next_turn(self.rules.read(state.position, text).position)
+            state.turns += len(self.rules.commands(text)) or 1  # a turn without commands is one, too
         state.read = -1 if written.strip() else len(state.tokens)
         return written
 
@@ -155,20 +169,22 @@ class ConstrainedEngine(WrappedEngine[_Session]):
             return GrammarMask(matcher, self.constraint, self._vocabulary)
         turns = self.max_turns - state.turns
         if not written:
-            return SpecMask(self._texts, self.constraint, state.position, room, turns)
+            return _StepMask(self._texts, self.constraint, state.position, room, turns)
         return self._resumed(state.position, room, turns, written, one_choice=False)
 
     def _resumed(self, position: Position, room: int, turns: float, written: str, *, one_choice: bool) -> SpecMask | None:
         """The mask of a turn that goes on after `written`; None if that violates the formula."""
         assert self._texts is not None
         rules = self._texts.rules
-        state, content = None, ""
+        state, content, sent = None, "", 0
         for begun, text, _ in rules.segments(written):
             if begun is None or begun.name not in rules.monitor.choices(position):
                 return None
             position, state, content = rules.monitor.step(position, begun.name), begun, text
-        return SpecMask(
-            *(self._texts, self.constraint, position, room, turns), state=state, content=content, one_choice=one_choice
+            sent += bool(begun.send)
+        turns -= max(sent - 1, 0)
+        return _StepMask(
+            *(self._texts, self.constraint, position, room, turns), state=state, content=content, one_choice=one_choice, sent=sent
         )
 
     def request(self, session: int, key: int, sampling: Sampling) -> None:

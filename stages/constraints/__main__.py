@@ -39,12 +39,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     measured.add_argument("episodes", type=Path, help="a table such as data/rollouts/search/episodes.parquet")
     measured.add_argument("--kind", default="ltl", choices=["ltl", "regex", "json_schema", "grammar"])
     measured.add_argument("--spec", required=True)
+    measured.add_argument("--restart", action="store_true", help="a fulfilled formula begins anew (terminate_on_restart: false)")
     options = parser.parse_args(argv)
     try:
         if options.command == "show":
             print(show(options.spec))
         else:
-            rules = Constraint(kind=options.kind, spec=options.spec).rules
+            rules = Constraint(kind=options.kind, spec=options.spec, terminate_on_restart=not options.restart).rules
             columns = ["messages", "owner"]
             print(json.dumps(conformance(rules, read_rows(options.episodes, columns)), indent=1))
     except (SpecError, ValueError, FileNotFoundError) as error:

@@ -6,7 +6,7 @@ from stages.constraints.settings import Constraint
 from stages.runtime.run_params import RunParams
 
 
-def contradiction(params: RunParams, constraint: Constraint | None) -> str | None:
+def contradiction(params: RunParams, constraint: Constraint | None, domain: str) -> str | None:
     """Why the constraint of a domain is invalid with these parameters, and the remedy; None if it is valid."""
     if constraint is None:
         return None
@@ -19,6 +19,14 @@ def contradiction(params: RunParams, constraint: Constraint | None) -> str | Non
             f"environment.constraint.enforcement {constraint.enforcement} masks tokens, which resources.engine.kind {engine} "
             f"can't: set enforcement to retry or report_only, or kind to torch"
         )
+    if not constraint.renormalise and constraint.enforces("rl") and constraint.enforcement == "mask":
+        sampling = params.section("rl", domain).sampling
+        if sampling.top_k or sampling.top_p < 1.0:
+            return (
+                "environment.constraint.renormalise: false records probabilities among all tokens, and rl.sampling.top_k or top_p "
+                "those among the kept ones, so that no update knows how likely a token was: set renormalise to true, or top_k to 0 "
+                "and top_p to 1"
+            )
     if params.evaluate.scaffold.think != "none":
         return (
             "evaluate.scaffold.think adds turns that environment.constraint does not know; set it to none and put thoughts into "

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stages.constraints.grammar import GrammarRules
+from stages.constraints.monitor import Position
 from stages.constraints.transcript import Transcripts
 from stages.records.episode import Owner
 
@@ -16,12 +17,12 @@ WRITTEN = (Owner.POLICY, Owner.FORCED)
 
 def first_violation(rules: Transcripts | GrammarRules, turns: Sequence[str]) -> tuple[int, str] | None:
     """The number of the first turn that violates the constraint, from 0, and why; None if all obey."""
-    position = rules.start
+    position: Position | None = rules.start
     for number, text in enumerate(turns):
         reading = rules.read(position, text)
-        if reading.violation or reading.position is None:
+        if reading.violation:
             return number, reading.violation
-        position = rules.answered(reading.position)
+        position = rules.next_turn(reading.position)
     return None
 
 

@@ -58,7 +58,8 @@ class GrammarRules:
             tokenizer = self._bytes
         return llguidance.LLMatcher(tokenizer, self.source, log_level=0)
 
-    def answered(self, position: Position) -> Position:
+    def next_turn(self, position: Position | None) -> Position | None:
+        """See `Transcripts.next_turn`."""
         return position
 
     def read(self, position: Position | None, text: str) -> Reading:

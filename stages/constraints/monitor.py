@@ -97,6 +97,8 @@ def _least(formula: Formula, count: int, cost: Callable[[str], float]) -> float:
 
 
 def _first(position: Position) -> list[str]:
+    """The states that `position` admits next. A body of a loop that consumes nothing is not entered again: that could go on for
+    ever, and leads to no other state than leaving the loop."""
     if not position:
         return []
     rest, (formula, count) = position[:-1], position[-1]
@@ -107,7 +109,7 @@ def _first(position: Position) -> list[str]:
     if isinstance(formula, Next):
         return _first((*rest, *((part, 0) for part in reversed(formula.parts))))
     leaving = [] if count < formula.least else _first(rest) if formula.exit is None else [formula.exit.name]
-    return leaving + ([] if count >= formula.most else _first((*rest, (formula, count + 1), (formula.body, 0))))
+    return leaving + ([] if count >= formula.most else _first((*rest, (formula, formula.most), (formula.body, 0))))
 
 
 def _step(position: Position, state: str) -> Position:
@@ -125,4 +127,7 @@ def _step(position: Position, state: str) -> Position:
             return rest
         if formula.exit is None and state in _first(rest):
             return _step(rest, state)
-    return _step((*rest, (formula, count + 1), (formula.body, 0)), state)
+    body: Position = ((formula.body, 0),)
+    if state in _first(body):
+        return (*rest, (formula, count + 1), *_step(body, state))
+    return _step((*rest, (formula, formula.most)), state)  # the repetitions that are left consume nothing

@@ -56,7 +56,7 @@ class Constraint(Checked):
     def rules(self) -> Rules:
         """Raises SpecError for a specification that is missing or not valid."""
         values = tuple((name, tuple(listed)) for name, listed in sorted(self.values.items()))
-        return _rules(self.kind, self.spec, values, self.on_invalid_value == "first_option")
+        return _rules(self.kind, self.spec, values, self.on_invalid_value == "first_option", not self.terminate_on_restart)
 
     def enforces(self, stage: str) -> bool:
         """Whether the policy's sampling changes in a stage."""
@@ -85,7 +85,7 @@ class Constraint(Checked):
 
 
 @lru_cache(64)
-def _rules(kind: str, spec: str, values: tuple[tuple[str, tuple[str, ...]], ...], closest: bool) -> Rules:
+def _rules(kind: str, spec: str, values: tuple[tuple[str, tuple[str, ...]], ...], closest: bool, restarts: bool) -> Rules:
     if kind == "ltl":
-        return Transcripts(load_spec(spec).with_values(dict(values)), closest)
+        return Transcripts(load_spec(spec).with_values(dict(values)), closest, restarts)
     return GrammarRules(kind, spec)

@@ -55,13 +55,14 @@ def _filled(template: str, contents: Mapping[str, str]) -> Iterator[str]:
 
 
 class Transcripts:
-    """Reads and writes the turns of a specification. `closest`: contents outside a closed list are replaced by `option_for`.
+    """Reads and writes the turns of a specification. `closest`: contents outside a closed list are replaced by `option_for`;
+    `restarts`: a fulfilled formula begins anew.
 
     Raises SpecError for a formula in which two answers of the environment are possible at once.
     """
 
-    def __init__(self, spec: Spec, closest: bool = False) -> None:
-        self.spec, self.monitor, self.closest = spec, Monitor(spec), closest
+    def __init__(self, spec: Spec, closest: bool = False, restarts: bool = False) -> None:
+        self.spec, self.monitor, self.closest, self.restarts = spec, Monitor(spec), closest, restarts
         by_length = sorted((state for state in spec.states.values() if not state.env), key=lambda state: -len(state.text))
         self._opening = {state.text: state for state in by_length}
         within = [re.escape(state.text) for state in by_length if not state.turn]
@@ -93,6 +94,13 @@ class Transcripts:
         """The position after the environment's answer to a turn that ended at `position`."""
         answers = self.monitor.answers(position)
         return self.monitor.step(position, answers[0]) if answers else position
+
+    def next_turn(self, position: Position | None) -> Position | None:
+        """The position at the turn after one that ended at `position`; None after a violation."""
+        if position is None:
+            return None
+        after = self.answered(position)
+        return self.start if self.restarts and self.monitor.fulfilled(after) else after
 
     def may_end(self, position: Position) -> bool:
         """Whether a turn may end here."""

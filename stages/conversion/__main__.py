@@ -8,24 +8,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from stages.conversion.call_log import read_calls, unmasked_lines
 from stages.conversion.rounds import convert
 from stages.conversion.router import CallRouter
-from stages.conversion.settings import Conversion
+from stages.conversion.settings import load_settings
 from stages.runtime.command import command
-from stages.runtime.validation import ParamsError, explain, parse_yaml
-
-
-def load_settings(path: Path) -> Conversion:
-    """Raises ParamsError for a file that is missing or has invalid values."""
-    try:
-        return Conversion.model_validate(parse_yaml(path.read_bytes(), path))
-    except FileNotFoundError as error:
-        raise ParamsError(f"{path} does not exist; copy examples/conversion.yaml") from error
-    except ValidationError as error:
-        raise ParamsError(explain(error, Conversion, path.name)) from error
+from stages.runtime.validation import ParamsError
 
 
 @command

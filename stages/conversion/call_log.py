@@ -19,7 +19,8 @@ FIELDS = ("trace", "call", "prompt", "response", "latency_ms", "outcome", "prove
 
 
 class CallLog:
-    """Appends calls to a file, from any thread; one that exists is continued. `masker`: None writes texts as they are."""
+    """Appends calls to a file, from any thread; one that exists is continued. `masker`: None writes texts as they are. Raises
+    ValueError for a log that was masked with another key."""
 
     def __init__(self, path: Path, masker: Masker | None) -> None:
         self.path, self.masker = path, masker
@@ -31,6 +32,10 @@ class CallLog:
         self._vault = vault_of(path)
         if masker is not None and self._vault.exists():
             masker.vault |= json.loads(self._vault.read_text(encoding="utf-8"))
+            try:
+                masker.unmask(next(iter(masker.vault), ""))
+            except ValueError as error:
+                raise ValueError(f"{self._vault}: {error}; mask with that key, or log to another file") from error
 
     def _write(self, row: Mapping[str, Any]) -> None:
         line = json.dumps(row, ensure_ascii=False, sort_keys=True) + "\n"
@@ -72,7 +77,7 @@ def read_calls(path: Path) -> list[dict[str, Any]]:
     """The calls of a log with the outcomes of their traces (None: not reported), in the order of (trace, call). Raises
     FileNotFoundError, and ValueError naming the line of a row that is none."""
     calls, outcomes = [], {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
             row = json.loads(line)
             if row.get("version") != VERSION:

@@ -22,7 +22,11 @@ from stages.runtime.files import atomic_file, atomic_text
 
 DIGITS = 12
 PLACEHOLDER = re.compile(r"<(EMAIL|PHONE|CARD|IP|NAME)_[0-9a-f]{12}>")
-_EMAIL = re.compile(r"[A-Za-z0-9._%+-]+@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+")
+_LETTER = r"\w\u0300-\u036f"
+"""With combining accents, which decomposed text has after its letters."""
+_LOCAL, _HOST = rf"[{_LETTER}.%+-]", rf"@[{_LETTER}-]+(?:\.[{_LETTER}-]+)+"
+_EMAIL = re.compile(rf"(?<!{_LOCAL}){_LOCAL}+{_HOST}(?:{_LOCAL}*{_HOST})*")
+"""Matches begin where words do, or time would grow with the square of a word's length; hence addresses that touch are one."""
 _CARD = re.compile(r"(?<![\w.-])\d(?:[ -]?\d){12,18}(?![\w-])")
 _PHONES = (
     re.compile(r"(?<![\w.-])\+\d{1,3}(?:[ -]?\(?\d{1,8}\)?){1,5}(?![\w-])"),
@@ -30,7 +34,10 @@ _PHONES = (
     re.compile(r"(?<![\w.-])\(?\d{3}\)?[ -]\d{3}-\d{4}(?![\w-])"),
 )
 """International, national with a leading zero, and North American numbers."""
-_IP = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.])|(?<![\w:])(?:[0-9A-Fa-f]{0,4}:){2,7}[0-9A-Fa-f]{0,4}(?![\w:])")
+_IPV4 = r"(?:\d{1,3}\.){3}\d{1,3}(?!\w|\.\d)"
+_IPV6 = rf"(?:[0-9A-Fa-f]{{0,4}}:){{2,7}}(?:{_IPV4}|[0-9A-Fa-f]{{1,4}}|(?<=::))(?!\w|\.\d|:[:0-9A-Fa-f])"
+_IP = re.compile(rf"(?<![\w.]){_IPV4}|(?<![\w:]){_IPV6}")
+"""Punctuation may follow an address; another number makes it a part of something longer, such as a version."""
 
 
 class LeakError(ValueError):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from stages.runtime.validation import Count, NonNegative, Positive, Section, Share
+from stages.runtime.validation import Count, NonNegative, ParamsError, Positive, Section, Share, explain, parse_yaml
 
 Kind = Literal["email", "phone", "card", "ip", "name"]
 
@@ -102,7 +103,7 @@ class Conversion(Section):
     """A conversion."""
 
     log: str = "data/serving/calls.jsonl"
-    """The serving log (`python -m stages.serving --log FILE`)."""
+    """The serving log (`python -m stages.serving --conversion SETTINGS`)."""
     key: str = ".bellwether/conversion.key"
     """File of the key with which personal data is masked; made if it does not exist."""
     teacher: str = "data/models/merged"
@@ -118,3 +119,13 @@ class Conversion(Section):
     specialise: Specialise = Specialise()
     router: Router = Router()
     iterate: Iterate = Iterate()
+
+
+def load_settings(path: Path) -> Conversion:
+    """Raises ParamsError for a file that is missing or has invalid values."""
+    try:
+        return Conversion.model_validate(parse_yaml(path.read_bytes(), path))
+    except FileNotFoundError as error:
+        raise ParamsError(f"{path} does not exist; copy examples/conversion.yaml") from error
+    except ValidationError as error:
+        raise ParamsError(explain(error, Conversion, path.name)) from error

@@ -56,9 +56,9 @@ def read_labels(path: Path) -> tuple[list[Question], list[list[int | None]]]:
     Raises FileNotFoundError, and ValueError naming file and line.
     """
     questions, labels = [], []
-    for number, text in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
+    for number, text in enumerate(path.read_bytes().splitlines(), start=1):
         try:
-            line = json.loads(text)
+            line = json.loads(text.decode("utf-8", errors="replace"))
             names, given = ("first", "second"), line.get("labels")
             if given is None:
                 turned = stream("judge.labels", number).random() < 0.5

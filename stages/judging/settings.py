@@ -246,6 +246,7 @@ class JudgeModel(Fitting):
         needs = {
             "principles": (compared, "labels: program, policy or server"),
             "pairs": (compared, "labels: program, policy or server"),
+            "shortest": (compared, "labels: program, policy or server"),
             "program": (self.labels == "program", "labels: program"),
             "server": (self.labels == "server", "labels: server"),
         }

@@ -53,12 +53,12 @@ class _Scores:
 
 
 def _anchored(count: int, scores: _Scores) -> Generator[list[Pair], list[Result], list[float]]:
-    """Everyone against entrant 0: the score of each, the anchor's being its mean."""
+    """Everyone against entrant 0: the score of each, the anchor's being its mean, and a dropped match a tie with it."""
     pairs = [(0, other) for other in range(1, count)]
     results = yield pairs
     for pair, result in zip(pairs, results, strict=True):
         scores.add(pair, result)
-    return [scores.mean(entrant) for entrant in range(count)]
+    return [scores.mean(entrant if entrant in scores.of else 0) for entrant in range(count)]
 
 
 def anchor(count: int, rng: Random, rules: Rules) -> Rounds:

@@ -64,13 +64,18 @@ def warnings(params: Params) -> list[str]:
     return ["evaluate.scaffold is not applied: clients must add its notes, reminders and turns themselves"]
 
 
-def call_log(path: Path | None, root: Path) -> CallLog | None:
-    """The log of calls, with personal data masked by the key of `root`; None without a path."""
+def call_log(path: Path | None, conversion: Path | None, root: Path) -> CallLog | None:
+    """The log of calls at `path`, masked as the settings file `conversion` says. Without a path, the log that the settings
+    name; without settings, their defaults; without both, None. Raises ValueError for a log that was masked with another key."""
     from stages.conversion.call_log import CallLog
     from stages.conversion.masking import Masker, load_key
-    from stages.conversion.settings import Conversion, CurateCalls
+    from stages.conversion.settings import Conversion, load_settings
 
-    return None if path is None else CallLog(path, Masker(load_key(root / Conversion().key), CurateCalls().pii))
+    if path is None and conversion is None:
+        return None
+    settings = Conversion() if conversion is None else load_settings(conversion)
+    masker = Masker(load_key(root / settings.key), settings.curate.pii, settings.curate.names)
+    return CallLog(root / settings.log if path is None else path, masker)
 
 
 def serve(model: ServedModel, params: Params, kind: str, listening: socket.socket, log: CallLog | None = None) -> None:
@@ -119,6 +124,8 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=PORT, help=f"{PORT} if not given; 0: any that is free")
     parser.add_argument("--engine", choices=ENGINES, default="torch", help="what generates: see resources.engine in params.yaml")
     parser.add_argument("--log", type=Path, metavar="FILE", help="log chat completions for a conversion: docs/conversion.md")
+    masked = "log them to this conversion's log, unless --log names another, with its key and kinds of personal data"
+    parser.add_argument("--conversion", type=Path, metavar="SETTINGS", help=masked)
     options, root = parser.parse_args(), Path.cwd()
     # uvicorn raises the signal that stopped it again when it is done.
     signal.signal(signal.SIGTERM, stop)
@@ -131,7 +138,7 @@ def main() -> int:
         model = find_served_model(options.model, root, params)
         check_folder(model.folder)
         with bound(options.port) as listening:
-            serve(model, params, options.engine, listening, call_log(options.log, root))
+            serve(model, params, options.engine, listening, call_log(options.log, options.conversion, root))
     except (ValueError, OSError) as error:
         if os.environ.get("BELLWETHER_DEBUG"):
             raise

@@ -317,7 +317,7 @@ def add_endpoints(app: FastAPI, agent: Agent) -> None:
     @app.post("/v1/outcomes")
     async def outcomes(body: OutcomeReport) -> Response:
         if agent.log is None:
-            raise RefusedError("calls are not logged here; start the server with --log FILE", status=404)
+            raise RefusedError("calls are not logged here; start the server with --conversion SETTINGS or --log FILE", status=404)
         agent.log.outcome(body.trace, body.success)
         return JSONResponse({"status": "ok"})
 

@@ -190,6 +190,37 @@ def test_every_episode_of_a_random_policy_obeys(react: tuple[list[Episode], Any,
     assert engine.removed_nats > 0
 
 
+def test_commands_of_a_plan_count_as_turns_of_the_environment(policy: Any, chat: Chat, tmp_path: Path):
+    """Contract: where turns run short, episodes still reach the end of the formula, also if a turn takes several of them."""
+    episodes, domain, engine = play(policy, chat, tmp_path, count=8, spec="pass", max_state_tokens=3)
+    sent = [[len(domain.constraint.rules.commands(turn.action)) for turn in episode.turns] for episode in episodes]
+    assert any(max(commands) > 1 for commands in sent)
+    assert all(sum(commands) <= 4 for commands in sent)
+    assert {(episode.stop_reason, episode.reward_terms["fulfilled"]) for episode in episodes} == {("terminated", 1.0)}
+    text = "[Plan] x\n[Action] a\n[Action] b"
+    for turns, following in ((3, {""}), (4, {"action", ""})):  # two are for the actions, and one for the answer
+        mask = engine._resumed(engine.rules.start, 110, turns, text, one_choice=True)
+        assert {option.state for option in mask.choice} == following
+    session = engine.open([*chat.prompt_tokens("q"), *chat.assistant_tokens(text), *chat.observation_tokens("r")])
+    engine._follow(engine._sessions[session])
+    assert engine._sessions[session].turns == 2
+
+
+def test_a_formula_begins_anew_where_the_environment_has_it(policy: Any, chat: Chat, tmp_path: Path):
+    """Contract: the position in the formula is the environment's, also where a fulfilled formula could go on."""
+    spec = tmp_path / "plan.sexp"
+    spec.write_text(
+        '(states (q env) (plan "plan" turn) (noted env) (search "search" turn) (r env))'
+        "(behaviour (next q plan noted (always_0_3 (next search r))))"
+    )
+    values: dict[str, Any] = {"spec": str(spec), "terminate_on_restart": False}
+    episodes, domain, _ = play(policy, chat, tmp_path, Sampling(max_tokens=8, kept=True), count=2, **values)
+    assert measured(episodes, domain)["conformance"] == 1.0
+    assert {len(episode.turns) for episode in episodes} == {4}
+    assert all(turn.action.startswith("plan") for episode in episodes for turn in episode.turns)
+    assert {episode.reward_terms["violations"] for episode in episodes} == {0.0}
+
+
 def test_report_only_changes_nothing_but_the_terms(policy: Any, chat: Chat, tmp_path: Path):
     """Contract: with report_only, the conformance is that of the policy without a constraint."""
     episodes, domain, engine = play(policy, chat, tmp_path, Sampling(max_tokens=8), **{**REACT, "enforcement": "report_only"})

@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from stages.constraints.conformance import first_violation
 from stages.constraints.formula import Spec, SpecError, load_spec, parse_spec, shipped
 from stages.constraints.monitor import Monitor, Position
 from stages.constraints.transcript import Transcripts
@@ -82,6 +83,19 @@ def test_pass_counters_reset_when_a_loop_is_entered_again():
     assert not accepts(monitor, "q p" + 6 * " a" + " s ft ans")
 
 
+def test_a_body_that_consumes_nothing_is_not_entered_again():
+    """Contract: a loop whose body may be empty is a formula like any other, with any number of repetitions."""
+    rules = Transcripts(spec("(next q (until (always t) ans))"))
+    assert rules.monitor.valid(rules.start) == ("ans", "t")
+    assert accepts(rules.monitor, "q ans")
+    assert accepts(rules.monitor, "q" + 5 * " t" + " ans")
+    assert not accepts(rules.monitor, "q t")
+    nested = Monitor(spec("(next (always_2_3 (always_0_2 t)) ans)"))
+    assert accepts(nested, "ans")  # two repetitions of nothing
+    assert accepts(nested, "t t t ans")
+    assert not accepts(nested, "t t t t t t t ans")
+
+
 def test_limits():
     """An `or` over all states in an unbounded loop allows everything; `next` of single states is a fixed template."""
     free = Monitor(spec("(until (or t a b) ft)", env=""))
@@ -151,6 +165,19 @@ def test_turns_are_read_with_the_reason_and_place_of_a_violation():
     assert rules.read(rules.start, "[Thought] x").violation == "the turn ends before action"
     assert rules.read(rules.start, "search x").violation == "the turn begins with 'search x' instead of a state"
     assert rules.commands("search x") == ["search x"]
+
+
+def test_a_fulfilled_formula_stays_so_or_begins_anew_with_the_next_turn():
+    """Contract: fulfilled is what may end here, also where more may follow."""
+    plan = spec("(next q p s (always_0_3 (next a o)))")
+    once, anew = Transcripts(plan), Transcripts(plan, restarts=True)
+    ended = once.read(once.start, "[p] x").position
+    assert once.monitor.valid(once.next_turn(ended) or ()) == ("a",)
+    assert anew.next_turn(ended) == anew.start
+    assert once.next_turn(None) is anew.next_turn(None) is None
+    assert first_violation(once, ["[p] x", "[a] y"]) is None
+    assert first_violation(anew, ["[p] x", "[p] y", "[p] z"]) is None
+    assert first_violation(anew, ["[p] x", "[a] y"]) == (1, "a where p may come")
 
 
 def test_values_are_compared_exactly_then_loosely_and_fall_back_to_the_first():

@@ -112,6 +112,17 @@ def test_log_has_no_human_facing_calls_and_no_personal_data(tmp_path: Path):
         read_calls(tmp_path / "calls.jsonl")
 
 
+def test_log_with_any_text_is_read(tmp_path: Path):
+    """Contract: only a line feed ends a row, not the separators of Unicode inside a text; the server restarts on the log."""
+    texts = ["one\u2028two", "one\u2029two", "one\x85two", "one\r\n\x0b\x0c\x1ctwo"]
+    log = CallLog(tmp_path / "calls.jsonl", None)
+    for text in texts:
+        log.call("t1", [{"role": "user", "content": text}], text, 1.0)
+    CallLog(tmp_path / "calls.jsonl", None).outcome("t1", True)
+    calls = read_calls(tmp_path / "calls.jsonl")
+    assert [call["response"] for call in calls] == [call["prompt"][0]["content"] for call in calls] == texts
+
+
 def test_key_is_made_once(tmp_path: Path):
     key = load_key(tmp_path / "own" / "key")
     assert load_key(tmp_path / "own" / "key") == key

@@ -15,8 +15,10 @@ import pytest
 from stages.environments.bank import BankDomain, BankSettings
 from stages.environments.bank import domain as bank_domain
 from stages.environments.bank.environment import INSTRUCTIONS
-from stages.environments.bank.source import INSIDE, plain
+from stages.environments.bank.source import DOCUMENTS as DOCUMENTS_FILE
+from stages.environments.bank.source import INSIDE, document_lines, plain, read_documents
 from stages.environments.pages.environment import NO_HIT, USAGE
+from stages.environments.pages.world import Page
 from stages.params import check_domains, parse_params
 from stages.records.task import SUCCESS_TERM
 from stages.runtime.validation import ParamsError
@@ -81,6 +83,13 @@ def test_import_is_plain_sorted_and_names_its_source(raw: Path) -> None:
     source = json.loads((raw / "bank" / "source.json").read_text())
     assert (source["package"], source["version"], source["licence"], len(source["sha256"])) == ("inspect_evals", "1.2", "MIT", 64)
     assert plain("**a**\n\n# b  `c`") == "a b c"
+
+
+def test_documents_are_read_as_they_were_written(tmp_path: Path) -> None:
+    """Contract: only a line feed ends a line of JSON, not the separators of Unicode inside a text."""
+    pages = {"doc\u2028a": Page("Fees\u2029", "one\x85two"), "doc_b": Page("Cards", "three")}
+    (tmp_path / DOCUMENTS_FILE).write_text(document_lines(pages), encoding="utf-8")
+    assert read_documents(tmp_path) == pages
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
+from stages.constraints.conformance import first_violation
 from stages.curation.demonstrations import DemonstrationPlan, demonstrate
+from stages.curation.games import make_games
 from stages.curation.imports import Importer
 from stages.curation.settings import Curate
 from stages.environments.constrained import ConstrainedDomain, ConstrainedEnvironment
+from stages.environments.protocol import tell_logprobs
 from stages.environments.registry import load_domain, returns_of
 from stages.params import check_domains, parse_params
 from stages.records.task import Task
@@ -51,6 +54,26 @@ def test_violations_count_once_and_cost_the_penalty(tmp_path: Path):
     assert (third.reward, third.terms["violations"]) == (0.0, 0.0)
 
 
+def test_violations_of_grammars_count_once(tmp_path: Path):
+    """Contract: in an episode, a violation is counted and charged at most once, whatever the kind of constraint."""
+    pytest.importorskip("llguidance")
+    regex: dict[str, Any] = {"kind": "regex", "spec": "search [A-Z][a-z]+", "enforcement": "report_only", "penalty": 0.5}
+    domain, environment, task = open_search(tmp_path, **regex)
+    start, key = environment.snapshot(), environment.state_key()
+    steps = [environment.step(action) for action in ("search Kelmar", "look", "look", "search Kelmar", "look")]
+    assert [step.terms["violations"] for step in steps] == [0.0, 1.0, 0.0, 0.0, 0.0]
+    assert sum(step.reward for step in steps) == -0.5 == returns_of(domain)[0]
+    assert environment.state_key().endswith(" | violated")
+    after = environment.snapshot()
+    environment.restore(start)
+    assert environment.state_key() == key
+    assert environment.step("look").reward == -0.5
+    environment.restore(after)
+    assert environment.step("look").reward == 0.0
+    environment.reset(task)
+    assert environment.step("look").reward == -0.5
+
+
 def test_fulfilled_formula_ends_the_episode_or_begins_anew(tmp_path: Path):
     spec = tmp_path / "one.sexp"
     spec.write_text('(states (q env) (search "search" turn) (r env)) (behaviour (next q search r))')
@@ -61,6 +84,22 @@ def test_fulfilled_formula_ends_the_episode_or_begins_anew(tmp_path: Path):
     for _ in range(2):
         step = environment.step("search Kelmar")
         assert (step.terminated, step.terms["fulfilled"], step.terms["violations"]) == (False, 1.0, 0.0)
+
+
+def test_a_formula_begins_anew_for_environments_and_transcripts_alike(tmp_path: Path):
+    """Contract: `first_violation`, by which imports are judged, finds what the environment counts."""
+    spec = tmp_path / "plan.sexp"
+    spec.write_text(
+        '(states (q env) (plan "plan" turn) (noted env) (search "search" turn) (r env))'
+        "(behaviour (next q plan noted (always_0_3 (next search r))))"
+    )
+    _, environment, task = open_search(tmp_path, spec=str(spec), terminate_on_restart=False)
+    for actions in (["plan x", "plan y", "plan z"], ["plan x", "search Kelmar"], ["search Kelmar"]):
+        environment.reset(task)
+        counted = [environment.step(action).terms["violations"] for action in actions]
+        found = first_violation(environment.rules, actions)
+        assert (found[0] if found else None) == (counted.index(1.0) if 1.0 in counted else None)
+        assert (found is None) == (actions[1:2] == ["plan y"])
 
 
 def test_actions_of_a_plan_run_together(tmp_path: Path):
@@ -88,6 +127,66 @@ def test_snapshots_keep_the_place_in_the_formula(tmp_path: Path):
     assert again.step(turn).terms["violations"] == 0.0
     assert copy.answer("[Final Thought] x\n[Answer] Selat") == domain.domain.answer("answer Selat")
     assert all(action.startswith("[") for action in environment.admissible())
+
+
+def test_log_probabilities_reach_the_domains_environment(tmp_path: Path):
+    """Contract: an environment behind a constraint is told how sure the policy was, as without one."""
+    searched = []
+    for constraint in (None, {"spec": "search_then_answer"}):
+        domain = load_domain("search", {"tool_mode": "entropy_gated", "think": False, "constraint": constraint})
+        task = domain.build(list(domain.recipes(1, 0)), tmp_path, 1)[0]
+        environment = domain.make(tmp_path)
+        environment.reset(task)
+        for logprobs in ([-0.01] * 3, [-1.0] * 3):
+            tell_logprobs(environment, logprobs)
+            step = environment.step(f"search {task.spec['start']} {task.spec['relations'][0]}")
+        searched.append(step.terms["real_search"])
+    assert searched == [1.0, 1.0]
+
+
+def open_code(folder: Path, turn: str) -> tuple[ConstrainedDomain, Any, Task]:
+    """The domain of programs with a formula of one turn."""
+    spec = folder / f"{len(turn)}.sexp"  # texts of specifications are remembered by name
+    spec.write_text(
+        f'(states (q env) (think "[Think]" (say "I write it.")) (code "[Code]" (send "{turn}"))) (behaviour (next q think code))'
+    )
+    sandbox = {"backend": "unsafe_subprocess"}
+    domain = load_domain("code", {"kinds": ["number"], "sandbox": sandbox, "constraint": {"spec": str(spec)}})
+    return domain, domain.make(folder), domain.build(list(domain.recipes(1, 0)), folder, 1)[0]  # type: ignore[return-value]
+
+
+def test_known_actions_and_players_speak_the_specifications_words(tmp_path: Path):
+    domain, environment, task = open_code(tmp_path, "{}")
+    plain = domain.domain.known_actions(task)  # type: ignore[attr-defined]
+    assert domain.known_actions(task) == [(f"[Think] I write it.\n[Code] {action}", value) for action, value in plain]
+    environment.reset(task)
+    step = environment.step(domain.known_actions(task)[0][0])
+    assert (step.reward, step.terms["violations"]) == (plain[0][1], 0.0)
+    (game,) = make_games(domain, tmp_path, [task], 1, 0)
+    assert all(action.startswith("[Think] I write it.\n[Code] ") for action in game["actions"])
+    domain, _, task = open_code(tmp_path, "run {}")
+    assert domain.known_actions(task) == []
+    with pytest.raises(
+        ParamsError, match=r"per_domain\.code\.environment\.constraint has no place for .*, the action of the player"
+    ):
+        next(make_games(domain, tmp_path, [task], 1, 0))
+
+
+def test_attributes_are_of_what_turns_send(tmp_path: Path):
+    spec = tmp_path / "brief.sexp"
+    spec.write_text('(states (q env) (note "[Note]") (brief "[Brief]" (send "{}"))) (behaviour (next q note brief))')
+    domain: Any = load_domain("briefing", {"constraint": {"spec": str(spec)}})
+    task = domain.build(list(domain.recipes(1, 0)), tmp_path, 1)[0]
+    reference = domain.references(task)[0]
+    expected = domain.domain.attributes(task, [reference])
+    assert domain.attributes(task, [f"[Note] such words are not of the brief\n[Brief] {reference}"]) == expected
+    assert expected["plain"] == 0.0
+
+
+def test_rollouts_by_a_model_are_refused():
+    domain: Any = load_domain("keydoor", {"constraint": {"kind": "ltl", "spec": "react"}})
+    with pytest.raises(ParamsError, match=r"per_domain\.keydoor: annotate\.evaluation\.model_rollouts .* to null"):
+        _ = domain.imagined
 
 
 def test_imports_that_violate_are_rejected(tmp_path: Path):

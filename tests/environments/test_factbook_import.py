@@ -53,6 +53,13 @@ def test_import_keeps_inhabited_places_and_the_snapshot_date(tmp_path: Path) -> 
     assert read_profiles(tmp_path) == profiles
 
 
+def test_profiles_are_read_as_they_were_written(tmp_path: Path) -> None:
+    """Contract: only a line feed ends a line of JSON, not the separators of Unicode inside a text."""
+    profiles = [Profile("Chad", ("Tchad\u2029",), "africa", {"Location": "south\u2028of\x85Libya"})]
+    (tmp_path / "profiles.jsonl").write_text(profile_lines(profiles), encoding="utf-8")
+    assert read_profiles(tmp_path) == profiles
+
+
 def test_import_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.argv", ["factbook", str(archive(tmp_path)), "--to", str(tmp_path / "raw")])
     assert command.main() == 0

@@ -52,6 +52,15 @@ def test_server_is_asked_once_and_its_reply_is_stored(tmp_path: Path) -> None:
     assert len(sent) == 1
 
 
+def test_servers_of_one_model_name_have_replies_of_their_own(tmp_path: Path) -> None:
+    """Contract: members that differ in their server alone share no stored replies."""
+    urls = {"http://one/v1": "Dorvin", "http://two/v1": "Kelmar"}
+    for url, text in urls.items():
+        assert backend(tmp_path, lambda _, text=text: completion(text), base_url=url).ask("who?").text == text
+    for url, text in urls.items():
+        assert backend(tmp_path, gone, base_url=f"{url}/").ask("who?").text == text
+
+
 def test_server_that_fails_is_asked_again_and_then_named(tmp_path: Path) -> None:
     replies = [httpx.Response(503), httpx.Response(200, json={}), completion("Dorvin", None)]
     assert backend(tmp_path, lambda _: replies.pop(0)).ask("one") == Reply("Dorvin", 1)

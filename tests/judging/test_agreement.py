@@ -54,6 +54,10 @@ def test_files_of_labels(tmp_path: Path) -> None:
         write(tmp_path / "people.jsonl", {"prompt": "p", "first": "a", "second": "b", "labels": ["second", "tie", None]})
     )
     assert labels == [[-1, 0, None]]
+    pair = {"prompt": "one\u2028two\u2029three\x85four", "chosen": "a", "rejected": "b"}
+    (tmp_path / "lines.jsonl").write_text(json.dumps(pair, ensure_ascii=False) + "\n", encoding="utf-8")
+    ((question,), _) = read_labels(tmp_path / "lines.jsonl")
+    assert question.prompt == pair["prompt"], "only a line feed ends a line of JSON"
 
 
 TWO_RATERS = (

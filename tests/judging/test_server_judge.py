@@ -76,6 +76,13 @@ def test_scores_are_recomputed_and_the_reason_comes_first(tmp_path: Path) -> Non
     assert "0a\n" not in body["messages"][1]["content"].replace("text 0a\n", ""), "names are not shown"
 
 
+def test_a_server_that_moved_keeps_its_replies(tmp_path: Path) -> None:
+    """Contract: a stage that stopped without its server finds what was judged after `base_url` is set, as its error says."""
+    (first,) = judge(tmp_path, verdict, base_url="http://127.0.0.1:8001/v1").judge([question()])
+    (again,) = judge(tmp_path, no_server, base_url="http://127.0.0.1:8002/v1").judge([question()])
+    assert first == again
+
+
 def test_run_repeats_from_its_cache_to_the_same_bytes(tmp_path: Path) -> None:
     """Contract: the second run asks no server, and its table has the same bytes, failures included."""
 

@@ -158,6 +158,17 @@ def test_dropped_matches_leave_a_ranking() -> None:
         assert all(math.isfinite(reward) for reward in rewards)
 
 
+def test_dropped_match_against_the_anchor_is_a_tie_with_it() -> None:
+    """Contract: nobody is ranked last because a judgment failed. s = (14, dropped, 10, 8), the anchor's being its mean."""
+    qualities = [0.0, -9.0, -2.0, -4.0]
+    rewards, _ = played("anchor", qualities, drop=lambda pair: 1 in pair)
+    assert rewards == pytest.approx((1.0, 1.0, 1 / 3, 0.0))
+    none, _ = played("anchor", qualities, drop=lambda _: True)
+    assert none == (0.0, 0.0, 0.0, 0.0), "all are equal"
+    bracket, _ = played("seeded_single_elimination", [0.0, 3.0, -2.0, -4.0], drop=lambda pair: pair == (0, 1))
+    assert bracket[1] > bracket[2] > bracket[3], "seeded with the anchor"
+
+
 def test_single_entrant_is_refused() -> None:
     with pytest.raises(ValueError, match="group_size"):
         quantile_rewards([0])

@@ -69,5 +69,5 @@ def read_documents(folder: Path) -> dict[str, Page]:
             f"{path} does not exist: the bank's documents are not shipped; download the wheel with 'pip download --no-deps "
             f"inspect-evals==0.28.0', and import it with 'python -m stages.environments.bank WHEEL'"
         )
-    rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    rows = map(json.loads, path.read_bytes().splitlines())
     return {row["id"]: Page(row["title"], row["text"]) for row in rows}

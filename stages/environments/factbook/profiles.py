@@ -115,7 +115,7 @@ def read_profiles(folder: Path) -> list[Profile]:
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing; {remedy}")
     found = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         try:
             fields = json.loads(line)
             found.append(Profile(fields["name"], tuple(fields["also"]), fields["region"], dict(fields["pages"])))

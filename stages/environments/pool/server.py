@@ -1,5 +1,5 @@
-"""A member behind an OpenAI-compatible server (`POST /chat/completions`). Replies are stored with their requests, so that a run
-repeats without the server."""
+"""A member behind an OpenAI-compatible server (`POST /chat/completions`). Replies are stored with their requests and the
+server's address, so that a run repeats without the server."""
 
 from __future__ import annotations
 
@@ -49,10 +49,12 @@ class ServerBackend:
             "temperature": 0.0,
             "max_tokens": self._max_tokens,
         }
-        stored = self._cache.load(request)
+        # Servers that run one model each often all call it "model".
+        kept = {"base_url": self._settings.base_url.rstrip("/"), **request}
+        stored = self._cache.load(kept)
         if stored is None:
             reply = self._sent(request)
-            self._cache.store(request, {"text": reply.text, "tokens": reply.tokens})
+            self._cache.store(kept, {"text": reply.text, "tokens": reply.tokens})
             return reply
         return Reply(stored["text"], stored["tokens"])
 
@@ -77,6 +79,7 @@ class ServerBackend:
                 body = answer.json()
                 text = body["choices"][0]["message"].get("content") or ""
                 tokens = (body.get("usage") or {}).get("completion_tokens")
+                text = text.encode("utf-8", "replace").decode()  # without halves of surrogate pairs, which no file holds
                 return Reply(" ".join(text.split()) or NONE, len(text.split()) if tokens is None else int(tokens))
             except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
                 why = f"no chat completion ({error!r})"

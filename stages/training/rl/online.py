@@ -92,7 +92,6 @@ class OnlineJob(RlJob):
             stored = stored_episodes(context, self.rl.replay, self.tasks, self.chat, self.max_length)
             models = (self.models, algorithm, self.policy_updates, ReplayBuffer(stored, self.rl.replay.capacity), self.engine)
             self.off_policy = OffPolicy(*models, self.chat, self.width, self.max_length, self.seed, self.labels.stream)
-        self.evidence = self.rl.loss.evidence == "include"
         imitation, temperature = self.rl.imitation, self.rl.sampling.temperature
         self.imitation = SelfImitation(self.models, imitation, temperature, self.evidence) if imitation.ratio else None
         self.teacher: SelfTeacher | None = None
@@ -123,6 +122,11 @@ class OnlineJob(RlJob):
         """Turns played so far; turns that branches share count once."""
         self.recent: list[float] = []
         """Success rates of the last RECENT steps."""
+
+    @property
+    def evidence(self) -> bool:
+        """Whether results that the policy wrote itself are trained on."""
+        return self.rl.loss.evidence == "include"
 
     @property
     def curated_tasks(self) -> StaticTasks:

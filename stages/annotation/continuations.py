@@ -8,11 +8,12 @@ from typing import Any
 
 from stages.annotation.labels import hard, steps_to, success_rate
 from stages.annotation.nodes import Row, children_of, path_to, trees_of
+from stages.records.episode import Owner
 
 
 @dataclass(frozen=True)
 class Continuation:
-    """Tokens after a history; `policy` marks those that the policy sampled, including the last one."""
+    """Tokens after a history; `policy` marks those that the policy wrote."""
 
     token_ids: tuple[int, ...]
     policy: tuple[bool, ...]
@@ -38,13 +39,14 @@ def path_below(tree: Sequence[Row], start: int, distance: Sequence[int | None] |
 
 
 def path_tokens(tree: Sequence[Row], path: Sequence[int]) -> tuple[tuple[int, ...], tuple[bool, ...]]:
-    """Tokens of the nodes in `path` up to the last action, and which of them the policy sampled."""
+    """Tokens of the nodes in `path` up to the last action, and which of them the policy wrote."""
     tokens: list[int] = []
     policy: list[bool] = []
     for place, node in enumerate(path):
         action, context = tree[node]["token_ids"], tree[node]["context_ids"] if place + 1 < len(path) else []
         tokens += [*action, *context]
-        policy += [True] * len(action) + [False] * len(context)
+        owners = tree[node].get("owner") or [Owner.POLICY] * len(action)
+        policy += [owner == Owner.POLICY for owner in owners] + [False] * len(context)
     return tuple(tokens), tuple(policy)
 
 
@@ -67,7 +69,8 @@ def end_distances(tree: Sequence[Row], level: str) -> list[list[int | None] | No
 
 
 def pair_tokens(rows: Sequence[Row], pairs: Sequence[Mapping[str, Any]], level: str) -> list[Pair]:
-    """The pairs (rows of PAIR_SCHEMA) of trees (rows of NODE_SCHEMA), in order.
+    """The pairs (rows of PAIR_SCHEMA) of trees (rows of NODE_SCHEMA), in order, without those of which a side has no token of the
+    policy: there would be nothing to learn.
 
     level step: the two actions. trajectory: each with its continuation, the winner's to its nearest successful end, the loser's
     to its nearest failed one. Raises ValueError if a pair's tree is not among the nodes.
@@ -81,5 +84,6 @@ def pair_tokens(rows: Sequence[Row], pairs: Sequence[Mapping[str, Any]], level: 
             raise ValueError(f"pairs.parquet lists task {task}, which has no tree in nodes.parquet; run annotate again")
         tree = trees[task]
         win, lose = (continuation(tree, pair[side], to) for side, to in zip(("win", "lose"), distances[task], strict=True))
-        found.append(Pair(task, history_of(tree, pair["parent"]), win, lose, pair["weight"]))
+        if any(win.policy) and any(lose.policy):
+            found.append(Pair(task, history_of(tree, pair["parent"]), win, lose, pair["weight"]))
     return found

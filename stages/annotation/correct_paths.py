@@ -35,7 +35,8 @@ def path_episode(tree: Sequence[Row], path: Sequence[int], domain: str) -> Episo
         row, start = tree[node], len(episode.token_ids)
         episode.append(row["token_ids"], row.get("owner") or Owner.POLICY, turn, row["logprob"])
         span = (tree[before]["state_key"], action_key(row["action"]), start, len(episode.token_ids))
-        episode.turns.append(TurnRecord(row["action"], row["observation"], True, row["reward"], 0.0, *span))
+        accepted = row.get("accepted", True)
+        episode.turns.append(TurnRecord(row["action"], row["observation"], accepted, row["reward"], 0.0, *span))
         if node != path[-1]:
             episode.append(row["context_ids"], Owner.ENVIRONMENT, turn)
     episode.reward = sum(turn.reward for turn in episode.turns)

@@ -23,7 +23,7 @@ class Decision:
     history: tuple[int, ...]
     actions: tuple[tuple[int, ...], ...]
     policy: tuple[tuple[bool, ...], ...]
-    """Which of an action's tokens the policy sampled."""
+    """Which of an action's tokens the policy wrote."""
     q: tuple[float, ...]
     weight: tuple[float, ...]
 
@@ -100,7 +100,7 @@ class Rows:
     token_ids: Tensor
     """[R, T] int64."""
     mask: Tensor
-    """[R, T] bool: the action's tokens that the policy sampled."""
+    """[R, T] bool: the action's tokens that the policy wrote."""
     last: Tensor
     """[R] int64: the action's last token."""
 

@@ -52,7 +52,7 @@ def rollout_paths(context: StageContext, params: Annotate) -> list[ValuePath]:
 
     if not params.value_model.rollouts or params.labels.q != "rollout":
         return []
-    return episode_paths(read_rows(context.data / "rollouts" / str(context.domain) / "episodes.parquet"), params)
+    return episode_paths(read_rows(context.data / "rollouts" / str(context.domain) / "episodes.parquet"), params.gamma)
 
 
 def fit_value_model(

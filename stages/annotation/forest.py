@@ -111,7 +111,8 @@ def leaf_evaluator(context: StageContext, player: Player, params: Annotate, chec
     weights = checkpoints.load("leaf-values")
     model = leaf_model(policy.model, params, weights)
     if weights is None:
-        paths = episode_paths(read_rows(context.data / "rollouts" / str(context.domain) / "episodes.parquet"), params)
+        gamma = params.gamma if params.backup == "discounted_max" else 1.0  # as the tree adds a leaf's value
+        paths = episode_paths(read_rows(context.data / "rollouts" / str(context.domain) / "episodes.parquet"), gamma)
         with context.progress("fitting leaf values", 1, "model"):
             fit_leaf_model(model, paths, params, context.params.seed, resources.tokens_per_batch)
         checkpoints.save("leaf-values", fitted_weights(model, params))

@@ -6,7 +6,7 @@ an end). Rewards before the action are part of neither. With c successes in k po
              and gamma 1 it is c / k, the soft Monte-Carlo label of Math-Shepherd (2312.08935) and OmegaPRM (2406.06592)
   hard       1 if c > 0, else 0; not a return, q and V are the same
   q_tree     the tree's value under the backup rule without earlier rewards: between Q of the policy and Q*, in the tree's units
-             (`annotate.reward_range`)
+             (`annotate.reward_range`) and without a critic's ranks, which order siblings and are no returns
   best       QLASS (2502.02584), after the search: r + gamma * the best child's value, r if nothing is known below: the best
              return seen, not the policy's expected return
   process    ReST-MCTS* (2406.03816): v = max(0, v_parent + sign (1 - v_parent) / m), v of the root 0; sign is +1 if a correct end
@@ -131,9 +131,8 @@ def first_error(tree: Sequence[Row], end: int) -> int | None:
     return next((node for node in path_to(tree, end)[1:] if distance[node] is None), None)
 
 
-def min_max(values: Sequence[float]) -> list[float]:
-    """Scaled to [0, 1]; all 0 if they are equal."""
-    low, high = min(values), max(values)
+def min_max(values: Sequence[float], low: float, high: float) -> list[float]:
+    """Values with [`low`, `high`] scaled to [0, 1]; all 0 if `low` is `high`."""
     return [(value - low) / (high - low) if high > low else 0.0 for value in values]
 
 
@@ -144,7 +143,7 @@ def rollout_values(tree: Sequence[Row]) -> list[float]:
 
 def tree_values_to_go(tree: Sequence[Row], params: Annotate) -> list[float]:
     """V of each node of one tree from the tree's backed-up values, in the tree's units."""
-    values = tree_values(tree, params)
+    values = tree_values(tree, params, critic=False)
     if params.backup == "discounted_max":
         return [(value - row["reward"]) / params.gamma if params.gamma else 0.0 for row, value in zip(tree, values, strict=True)]
     return [value - reward_scale(params) * total for value, total in zip(values, totals_of(tree), strict=True)]
@@ -167,18 +166,19 @@ def node_values(tree: Sequence[Row], params: Annotate) -> list[float]:
             return rollout_values(tree)
 
 
-def action_values(tree: Sequence[Row], values: Sequence[float], params: Annotate) -> list[float]:
-    """q of each node of one tree, given each node's V under the same definition."""
+def action_values(tree: Sequence[Row], values: Sequence[float], params: Annotate, critic: bool = False) -> list[float]:
+    """q of each node of one tree, given each node's V under the same definition. `critic`: as in `tree_values`."""
     if params.labels.q in ("hard", "process"):
         return list(values)
-    if params.labels.q == "tree" and params.backup != "discounted_max":
-        return tree_q(tree, params)
+    if params.labels.q == "tree":
+        return tree_q(tree, params, critic)
     return [row["reward"] + params.gamma * value for row, value in zip(tree, values, strict=True)]
 
 
-def tree_q(tree: Sequence[Row], params: Annotate) -> list[float]:
-    """The tree's value of each action of one tree, without the rewards before it; in the tree's units."""
-    values = tree_values(tree, params)
+def tree_q(tree: Sequence[Row], params: Annotate, critic: bool = False) -> list[float]:
+    """The tree's value of each action of one tree, without the rewards before it; in the tree's units. `critic`: as in
+    `tree_values`."""
+    values = tree_values(tree, params, critic)
     if params.backup == "discounted_max":
         return values
     totals = totals_of(tree)
@@ -187,9 +187,10 @@ def tree_q(tree: Sequence[Row], params: Annotate) -> list[float]:
 
 
 def node_q(tree: Sequence[Row], params: Annotate) -> list[float]:
-    """q of each node of one tree without pooling, scaled by `annotate.labels.scale`: for pairs and Q-models."""
-    q = action_values(tree, node_values(tree, params), params)
-    return min_max(q) if params.labels.scale == "min_max" else q
+    """q of each node of one tree to rank siblings by, for pairs and Q-models: not pooled, with the critic's ranks if the search
+    has a critic, scaled by `annotate.labels.scale`."""
+    q = action_values(tree, node_values(tree, params), params, critic=True)
+    return min_max(q, *_measured_range(tree, q, params)) if params.labels.scale == "min_max" else q
 
 
 def has_enough_visits(row: Row, params: Annotate, min_visits: int) -> bool:
@@ -198,12 +199,18 @@ def has_enough_visits(row: Row, params: Annotate, min_visits: int) -> bool:
     return row["N"] >= min_visits and not (needs_rollouts and not row["n_rollouts"])
 
 
-def _scaled(q: list[float], values: list[float], params: Annotate) -> tuple[list[float], list[float]]:
-    """q and V, both scaled by the range of q if `annotate.labels.scale` is min_max."""
-    if params.labels.scale == "none":
-        return q, values
-    low, width = min(q), max(q) - min(q)
-    return min_max(q), [(value - low) / width if width > 0 else 0.0 for value in values]
+def _measured_range(tree: Sequence[Row], q: Sequence[float], params: Annotate) -> tuple[float, float]:
+    """Smallest and largest q of one tree among the nodes with an outcome that `annotate.labels.q` is computed from; the q of
+    other nodes estimates nothing."""
+    match params.labels.q:
+        case "rollout" | "hard":
+            known = [bool(row["n_rollouts"]) or ended(row) for row in tree]
+        case "tree":
+            known = [row["N"] > 0 for row in tree]
+        case _:
+            known = has_outcome(tree)
+    found = [value for value, measured in zip(q, known, strict=True) if measured]
+    return min(found, default=0.0), max(found, default=0.0)
 
 
 def label_rows(rows: Sequence[Row], params: Annotate) -> list[dict[str, Any]]:
@@ -212,7 +219,10 @@ def label_rows(rows: Sequence[Row], params: Annotate) -> list[dict[str, Any]]:
     pooled = pooled_values(trees, params) if pools_rollouts(params) else {}
     for task_id, tree in trees.items():
         values = pooled.get(task_id) or node_values(tree, params)
-        q, values = _scaled(action_values(tree, values, params), values, params)
+        q = action_values(tree, values, params)
+        if params.labels.scale == "min_max":
+            low, high = _measured_range(tree, q, params)
+            q, values = min_max(q, low, high), min_max(values, low, high)
         labelled = [has_enough_visits(row, params, params.labels.min_visits) for row in tree]
         columns = {
             "q_rollout": [row["reward"] + params.gamma * mean for row, mean in zip(tree, rollout_values(tree), strict=True)],

@@ -30,8 +30,8 @@ BLOCK = 4
 """Batch size of the head; matrix products of other sizes may sum in a different order."""
 
 
-def episode_paths(episodes: Sequence[Mapping[str, Any]], params: Annotate) -> list[ValuePath]:
-    """One path per episode (rows of EPISODE_SCHEMA): every history before a turn with its return, discounted like the backup.
+def episode_paths(episodes: Sequence[Mapping[str, Any]], gamma: float) -> list[ValuePath]:
+    """One path per episode (rows of EPISODE_SCHEMA): every history before a turn with its return, discounted by `gamma` a turn.
 
     Turns that a branch inherits from another episode are left out.
     """
@@ -42,7 +42,6 @@ def episode_paths(episodes: Sequence[Mapping[str, Any]], params: Annotate) -> li
             continue
         boundaries = [turn["start"] - 1 for turn in turns]
         token_ids = list(row["token_ids"][: boundaries[-1] + 1])
-        gamma = params.gamma if params.backup == "discounted_max" else 1.0
         following = returns_to_go([turn["reward"] for turn in turns], gamma)[:-1]
         paths.append(ValuePath(row["task_id"], token_ids, boundaries, following, [1.0] * len(boundaries)))
     return paths

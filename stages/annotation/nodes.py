@@ -62,6 +62,12 @@ def path_to(tree: Sequence[Row], node: int) -> list[int]:
     return path[::-1]
 
 
+def first_rollouts(tree: Sequence[Row]) -> Sequence[Row]:
+    """Where the policy's rollouts of one tree begin: the root or, under eager expansion, which starts them at a leaf's child, its
+    children."""
+    return tree[:1] if tree[0]["n_rollouts"] else [row for row in tree if row["parent"] == 0]
+
+
 def totals_of(tree: Sequence[Row]) -> list[float]:
     """Sum of rewards from the root of one tree to each of its nodes."""
     totals = [0.0] * len(tree)
@@ -77,8 +83,9 @@ def expanded_row(row: Row, params: Annotate) -> bool:
     return not ended(row) and row["n_rollouts"] >= params.expand_k
 
 
-def tree_values(tree: Sequence[Row], params: Annotate) -> list[float]:
-    """Every node's value under the backup rule, bit for bit that of the live search; mixed with the critic's ranks, if any."""
+def tree_values(tree: Sequence[Row], params: Annotate, critic: bool = True) -> list[float]:
+    """Every node's value under the backup rule, bit for bit that of the live search. `critic`: mix it with the critic's ranks, if
+    any, which order siblings and are no returns."""
     children, totals = children_of(tree), totals_of(tree)
     values = [0.0] * len(tree)
     for row in reversed(tree):  # a child is numbered after its parent
@@ -87,7 +94,7 @@ def tree_values(tree: Sequence[Row], params: Annotate) -> list[float]:
         model_value = row["model_value"] if params.evaluation.kind == "value_model" and not ended(row) else None
         to_come = None if model_value is None else model_value - totals[node]
         values[node] = backed_up(params, row["reward"], row["N"], row["W"], below, expanded_row(row, params), to_come)
-    if params.evaluation.critic == "none":
+    if not critic or params.evaluation.critic == "none":
         return values
     combined = list(values)
     for siblings in filter(None, children):

@@ -52,9 +52,8 @@ def _targets(tree: Sequence[Row], params: Annotate) -> list[float]:
     """V of each node of one tree, in units of the environment's rewards."""
     if params.labels.q != "tree" or params.backup == "discounted_max":
         return node_values(tree, params)
-    return [
-        unscaled_return(params, value) - total for value, total in zip(tree_values(tree, params), totals_of(tree), strict=True)
-    ]
+    values = tree_values(tree, params, critic=False)
+    return [unscaled_return(params, value) - total for value, total in zip(values, totals_of(tree), strict=True)]
 
 
 def mean_value(paths: Sequence[ValuePath]) -> float:

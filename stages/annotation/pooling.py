@@ -11,7 +11,8 @@ for the n outcomes r + gamma * (rewards after the node) of a node at depth d: th
 V(s). Outcomes are Beta-binomial on the range of returns; s_d, the similarity of siblings at depth d, is the most probable of
 STRENGTHS given all trees under a broad prior centred at PRIOR_STRENGTH. phi is 1 for binary outcomes and grows as graded outcomes
 vary less between rollouts; it is infinite, and q the plain mean, if they do not vary. Roots are shrunk to the mean over the
-trees. Values of ends are known.
+trees: under eager expansion, where no rollout starts at a root, to the mean outcome of the roots' children. Values of ends are
+known.
 
 Reduces to the plain mean as s_d -> 0 and as n grows. stages/claims/label_bias.py measures the bias in worlds with known Q.
 """
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stages.annotation.nodes import Row, children_of, ended
+from stages.annotation.nodes import Row, children_of, ended, first_rollouts
 
 if TYPE_CHECKING:
     from stages.annotation.settings import Annotate
@@ -77,8 +78,9 @@ def pooled_values(trees: Mapping[str, Sequence[Row]], params: Annotate) -> dict[
     values = {task: [row["R"] / row["n_rollouts"] if row["n_rollouts"] else 0.0 for row in tree] for task, tree in trees.items()}
     if np.isinf(outcomes.weight) or not gamma:
         return values
-    roots = [tree[0] for tree in trees.values() if tree[0]["n_rollouts"]]
-    root_mean = sum(row["R"] for row in roots) / max(1, sum(row["n_rollouts"] for row in roots))
+    first = [row for tree in trees.values() for row in first_rollouts(tree)]
+    outcome = (row["reward"] * row["n_rollouts"] + gamma * row["R"] if row["node"] else row["R"] for row in first)
+    root_mean = sum(outcome) / max(1, sum(row["n_rollouts"] for row in first))
     children = {task: children_of(tree) for task, tree in trees.items()}
     level = [(task, 0) for task in trees]
     while at := [(task, trees[task][node]) for task, node in level if not ended(trees[task][node])]:

@@ -26,11 +26,10 @@ from stages.annotation.derived import scaled_return, uses_value_model
 from stages.annotation.plans import search_plan
 from stages.annotation.prefixes import CACHED_TOKENS, PrefixStore
 from stages.annotation.requests import SearchPlan, TurnRequest, ValueRequest
-from stages.annotation.tree import Edge, Tree
+from stages.annotation.tree import Edge, Tree, evidence_owners
 from stages.engine.engine import Engine, Sampling, Turn
 from stages.environments.learnt import Imagined
 from stages.environments.protocol import Environment, tell_logprobs
-from stages.records.episode import Owner
 from stages.records.task import SUCCESS_TERM, Task, opening
 from stages.runtime import spans
 from stages.seeding import key64
@@ -375,7 +374,7 @@ class Search:
             success=step.terms.get(SUCCESS_TERM),
             accepted=step.accepted,
             imagined=imagined,
-            owners=(int(Owner.EVIDENCE),) * len(turn.token_ids) if step.evidence else turn.owners,
+            owners=evidence_owners(turn) if step.evidence else turn.owners,
             stop_reason=turn.stop_reason,
         )
 

@@ -64,6 +64,7 @@ class Selection(Section):
         needs = {
             "decay_to": (self.decay != "none", "decay: linear or exponential"),
             "omega": (self.rule == "omega", "rule: omega"),
+            "prior_temperature": (self.rule == "puct", "rule: puct"),
         }
         refuse_idle(self, "selection.", needs)
         return self
@@ -241,6 +242,10 @@ class Annotate(Section):
     @model_validator(mode="after")
     def _values(self) -> Annotate:
         refuse_idle(self, "", {"virtual": (self.leaves_per_tree > 1, "leaves_per_tree of at least 2")})
+        refuse_idle(self.value_model, "value_model.", {"rollouts": (self.labels.q == "rollout", "labels.q: rollout")})
+        sides = self.pairs.rule == "top_bottom" or self.q_model.kind == "trajectory_dpo"
+        needs = dict.fromkeys(("top", "bottom"), (sides, "rule: top_bottom, or q_model.kind: trajectory_dpo"))
+        refuse_idle(self.pairs, "pairs.", needs)
         if self.gamma != 1.0 and self.backup != "discounted_max" and self.labels.q not in ("rollout", "best"):
             raise ValueError(
                 f"gamma ({self.gamma}) discounts backup 'discounted_max' and labels.q 'rollout' and 'best' only; backup is "
@@ -341,6 +346,7 @@ class Annotate(Section):
             return self
         needs_ends = {
             f"labels.q '{self.labels.q}'": self.labels.q in ("best", "process"),
+            "backup 'discounted_max'": self.backup == "discounted_max",
             "pairs.rule 'best_path'": self.pairs.rule == "best_path",
             "q_model.kind 'trajectory_dpo'": self.q_model.kind == "trajectory_dpo",
         }

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stages.annotation.nodes import ended, trees_of
+from stages.annotation.nodes import ended, first_rollouts, trees_of
 
 if TYPE_CHECKING:
     from stages.annotation.forest import Forest
@@ -20,6 +20,7 @@ def summary(
     inner = [row for tree in trees.values() for row in tree if not ended(row)]
     ends = [row for tree in trees.values() for row in tree if ended(row)]
     roots = [tree[0] for tree in trees.values()]
+    first = [row for tree in trees.values() for row in first_rollouts(tree)]
     children = Counter((row["task_id"], row["parent"]) for row in forest.rows if row["node"])
     return {
         "trees": len(trees),
@@ -31,7 +32,7 @@ def summary(
             "truncated": sum(row["truncated"] for row in ends),
         },
         **forest.total_costs,
-        "root_success": _share([(row["n_success"], row["n_rollouts"]) for row in roots]),
+        "root_success": _share([(row["n_success"], row["n_rollouts"]) for row in first]),
         "root_tree_value": sum(row["W"] for row in roots) / max(1, sum(row["N"] for row in roots)),
         "solved_trees": sum(any(row["n_success"] for row in tree) for tree in trees.values()),
         "depth": {

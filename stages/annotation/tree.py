@@ -19,11 +19,13 @@ from stages.annotation import derived
 from stages.annotation.backup import backed_up, mix_critic
 from stages.annotation.selection import Arm, exploration, select, virtual
 from stages.records.actions import action_key
+from stages.records.episode import Owner
 from stages.records.task import SUCCESS_TERM, succeeded
 from stages.seeding import stream
 
 if TYPE_CHECKING:
     from stages.annotation.settings import Annotate
+    from stages.engine.engine import Turn
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,13 @@ class Edge:
     def solves(self, total: float) -> bool:
         """Whether an episode of return `total` that ends with this turn solves the task."""
         return succeeded(total, {} if self.success is None else {SUCCESS_TERM: self.success})
+
+
+def evidence_owners(turn: Turn) -> tuple[int, ...]:
+    """`Edge.owners` of a turn that the environment takes for its own observation: evidence, except for tokens that the policy did
+    not write."""
+    owners = turn.owners or [Owner.POLICY] * len(turn.token_ids)
+    return tuple(int(Owner.EVIDENCE) if owner == Owner.POLICY else owner for owner in owners)
 
 
 @dataclass

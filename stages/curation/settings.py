@@ -46,4 +46,11 @@ class Curate(Section):
                 raise ValueError(f"lists {name}; imports must be .jsonl or .parquet files below data/raw, which DVC tracks")
         if len(set(value)) != len(value):
             raise ValueError(f"lists a file twice: {value}")
+        stems: dict[str, str] = {}
+        for name in value:
+            if (first := stems.setdefault(PurePosixPath(name).stem, name)) != name:
+                raise ValueError(
+                    f"lists {first} and {name}, whose records would have the same ids: an id is the file's name, without folder "
+                    "and ending, and the line; rename one of the files"
+                )
         return value

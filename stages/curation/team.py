@@ -11,7 +11,7 @@ from typing import Any
 
 from stages.agent.team import Conversation, Speaker
 from stages.environments.protocol import Domain, Environment
-from stages.records.task import Task
+from stages.records.task import Task, succeeded
 from stages.seeding import permutation
 
 
@@ -21,7 +21,7 @@ def conversation(
     """The messages of each role while the expert solves the task; None if it does not."""
     talk = Conversation(team, task.prompt, environment.reset(task).text)
     messages: dict[str, list[dict[str, str]]] = {member.role: [] for member in team}
-    first = True
+    total, first = 0.0, True
     while (action := domain.expert(environment)) is not None:
         for member in team:
             if member.speaks == "every" or first:
@@ -30,8 +30,9 @@ def conversation(
                 talk.say(member.role, action)
         first = False
         step = environment.step(action)
+        total += step.reward
         if step.done:
-            return messages if step.terminated and step.reward > 0 else None
+            return messages if succeeded(total, step.terms) else None
         talk.observe(step.observation.text)
     return None
 

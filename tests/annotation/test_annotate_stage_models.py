@@ -119,7 +119,7 @@ def test_stage_with_value_model_resumes_with_same_bytes(context: StageContext, m
     writes the same bytes, and the policy's weights do not change."""
     evaluation = {"kind": "value_model", "backbone": backbone}
     more = {"expansion": {"kind": "eager"}, "evaluation": evaluation, "labels": {"q": "tree", "min_visits": 1}, "backup": "max"}
-    fitted = {"value_model": {"trains": "all"}} if backbone == "own" else {}
+    fitted = {"value_model": {"trains": "all"} if backbone == "own" else {}}
     params = parse_params({**VALUES, "annotate": {**VALUES["annotate"], **more, **fitted}})
     context = replace(context, params=params)
     play_episodes(context)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from stages.annotation.continuations import Continuation, pair_tokens
+from stages.records.episode import Owner
 
 
 def node(
@@ -58,3 +59,17 @@ def test_trajectory_pairs_continue_to_nearest_success_and_failure() -> None:
 def test_pair_without_a_tree_is_rejected() -> None:
     with pytest.raises(ValueError, match="run annotate again"):
         pair_tokens(TREE, [{**PAIRS[0], "task_id": "other"}], "step")
+
+
+def test_only_tokens_that_the_policy_wrote_are_learnt() -> None:
+    """Contract: tokens that a constraint forced, and evidence, are no policy tokens of a pair; a pair of which a side has none is
+    left out."""
+    owners = {2: [Owner.FORCED, Owner.POLICY], 3: [Owner.POLICY, Owner.EVIDENCE], 5: None}
+    tree = [{**row, "owner": owners.get(row["node"])} for row in TREE]
+    (step,), (whole,) = (pair_tokens(tree, PAIRS, level) for level in ("step", "trajectory"))
+    assert (step.win.policy, step.lose.policy) == ((False, True), (True, False))
+    assert whole.win.policy == (False, True, False, True, True)
+    tree[3]["owner"] = [Owner.EVIDENCE, Owner.EVIDENCE]
+    assert pair_tokens(tree, PAIRS, "step") == []
+    (whole,) = pair_tokens(tree, PAIRS, "trajectory")
+    assert whole.lose.policy == (False, False, False, True, True)

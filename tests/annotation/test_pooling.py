@@ -7,13 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tabular import EAGER, actions_of
+from tabular import grow as grow_trees
 from test_step_labels import row
 
 from stages.annotation import pooling
+from stages.annotation.forest import Forest
 from stages.annotation.labels import label_rows
 from stages.annotation.nodes import trees_of
 from stages.annotation.pooling import pooled_values, strength
 from stages.annotation.settings import Annotate
+from stages.annotation.summary import summary
+from stages.claims.known_tree import value
 from stages.claims.label_bias import differences, grow, pooled
 
 
@@ -68,6 +73,46 @@ def test_pooled_values_shrink_towards_the_parent(monkeypatch: pytest.MonkeyPatch
     assert values["t"] == pytest.approx([root, child, (2 + 4 * child) / 6, 0.0])
     other = (0 + 4 * 0.25) / 12
     assert values["u"] == pytest.approx([other, 4 * other / 8])
+
+
+def eager_tree(reward: float = 0.0) -> list[dict[str, Any]]:
+    """No rollout starts at the root: 3 of 4 from its first child succeeded, 0 of 2 from its second, which pays `reward`."""
+    return [row(0, -1, 6, 0, n_rollouts=0), row(1, 0, 4, 3), row(2, 0, 2, 0, reward=reward)]
+
+
+def test_eager_trees_shrink_to_the_mean_of_the_roots_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: where no rollout starts at a root, its V is the mean outcome r + gamma R of its children's rollouts, not 0."""
+    monkeypatch.setattr(pooling, "strength", lambda *counts: 4.0)
+    values = pooled_values(trees_of(eager_tree()), Annotate(**EAGER))["t"]
+    assert values == pytest.approx([0.5, (3 + 4 * 0.5) / 8, 4 * 0.5 / 6])
+    monkeypatch.setattr(pooling, "strength", lambda *counts: 1e9)
+    discounted = pooled_values(trees_of(eager_tree(reward=0.25)), Annotate(gamma=0.5, **EAGER))["t"]
+    root = (0.5 * 3 + 2 * 0.25) / 6
+    assert discounted[0] == pytest.approx(root)
+    assert discounted[2] == pytest.approx((root - 0.25) / 0.5), "a strong prior leaves every child q = V(root)"
+
+
+def test_labels_of_eager_trees_are_not_drawn_to_zero() -> None:
+    """Contract: over 24 eager trees of known worlds, labels at depth 1 have the mean of the true Q, up to noise."""
+    settings: dict[str, Any] = {"iterations": 16, **EAGER}
+    trees = [tree for world in range(12) for tree in grow_trees([f"{world}a", f"{world}b"], world=world, **settings)]
+    by_task = {tree.task_id: tree for tree in trees}
+    found = []
+    for label in label_rows([one for tree in trees for one in tree.rows()], Annotate(**settings)):
+        tree = by_task[label["task_id"]]
+        if label["depth"] == 1 and not tree.nodes[label["node"]].ended:
+            found.append((label["q"], value(int(tree.task_id[:-1]), actions_of(tree, label["node"]))))
+    label, true = np.mean(found, axis=0)
+    assert len(found) == 24
+    assert abs(label - true) < 0.06
+
+
+def test_root_success_of_eager_trees_is_that_of_the_first_rollouts() -> None:
+    """Contract: the report's success rate of the policy counts rollouts from the roots' children where none starts at a root."""
+    forest = Forest([{**one, "task_id": "u"} for one in eager_tree()], [{"task_id": "u", "iterations": 6}])
+    assert summary(forest, [], [], {})["root_success"] == 0.5
+    lazy = Forest([row(0, -1, 8, 2), row(1, 0, 4, 2)], [{"task_id": "t", "iterations": 8}])
+    assert summary(lazy, [], [], {})["root_success"] == 0.25
 
 
 def test_pooling_accounts_for_step_rewards(monkeypatch: pytest.MonkeyPatch) -> None:

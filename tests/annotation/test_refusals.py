@@ -53,6 +53,10 @@ DISCARDED: dict[str, Any] = {"expansion": EAGER, "evaluation": {"keep_rollouts":
         ({**DISCARDED, "labels": {"q": "process"}}, "needs the ends below a step"),
         ({**DISCARDED, "labels": {"q": "best"}}, "needs the ends below a step"),
         ({**DISCARDED, "pairs": {"rule": "best_path"}}, "needs the ends below a step"),
+        (
+            {**DISCARDED, "backup": "discounted_max"},
+            "backup 'discounted_max' needs the ends below a step: set evaluation.keep_roll",
+        ),
         ({**DISCARDED, "q_model": {"kind": "trajectory_dpo"}}, "needs the ends below a step"),
         ({"expansion": EAGER, "evaluation": {"critic": "value"}}, "needs a value model"),
         ({"expansion": EAGER, "evaluation": {"kind": "value_model"}}, "has none: set it to tree"),
@@ -82,6 +86,13 @@ def test_conflicting_settings_are_rejected(settings: dict[str, Any], message: st
     [
         ({"selection": {"omega": {"alpha": 0.1}}}, "selection.omega has no effect: it needs rule: omega"),
         ({"selection": {"decay_to": 0.5}}, "selection.decay_to has no effect: it needs decay: linear or exponential"),
+        ({"selection": {"prior_temperature": 2.0}}, "selection.prior_temperature has no effect: it needs rule: puct"),
+        (
+            {"value_model": {"rollouts": False}, "labels": {"q": "tree"}},
+            "value_model.rollouts has no effect: it needs labels.q: rollout; set it to True",
+        ),
+        ({"pairs": {"rule": "threshold", "top": 3}}, "pairs.top has no effect: it needs rule: top_bottom, or q_model.kind: traj"),
+        ({"pairs": {"rule": "best_path", "bottom": 1}}, "pairs.bottom has no effect: it needs rule: top_bottom"),
         ({"virtual": "loss"}, "virtual has no effect: it needs leaves_per_tree of at least 2; set it to wu_uct"),
         ({"evaluation": {"value_share": 0.9}}, "evaluation.value_share has no effect: it needs kind: mixed"),
         ({"evaluation": {"backbone": "own"}}, "evaluation.backbone has no effect"),
@@ -106,6 +117,12 @@ def test_settings_without_effect_are_rejected(settings: dict[str, Any], message:
     """Contract: the message says what would read the setting and what to set it to."""
     with pytest.raises(ValueError, match=message):
         Annotate(**settings)
+
+
+def test_settings_are_accepted_where_they_have_an_effect():
+    """Contract: pairs.top and bottom also choose the episodes of trajectory_dpo; prior_temperature applies to puct."""
+    Annotate(pairs={"rule": "threshold", "top": 3, "bottom": 1}, q_model={"kind": "trajectory_dpo"})
+    Annotate(selection={"rule": "puct", "prior_temperature": 2.0}, value_model={"rollouts": False})
 
 
 def test_policy_backbone_needs_the_torch_engine():

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from tabular import grow
+from tabular import ROOT, grow
 
 from stages.annotation.labels import (
     LABEL_SCHEMA,
@@ -14,6 +15,7 @@ from stages.annotation.labels import (
     hard,
     label_rows,
     min_max,
+    node_q,
     process_values,
     standard_error,
     steps_to,
@@ -21,7 +23,9 @@ from stages.annotation.labels import (
 )
 from stages.annotation.nodes import trees_of
 from stages.annotation.pairs import PAIR_SCHEMA, best_path, edit_distance, pair_rows
+from stages.annotation.paths import value_paths
 from stages.annotation.settings import Annotate
+from stages.annotation.tree import Edge, Tree
 from stages.records.episode import NODE_SCHEMA, read_rows, write_table
 
 
@@ -138,8 +142,8 @@ def test_best_values_follow_the_qlass_recursion():
     """Contract: reward 1 two steps below, gamma 0.9: 0.81, 0.9, 1, whatever the search backed up; then min-max scaling."""
     tree = [row(0, -1), row(1, 0), row(2, 1), row(3, 2, 4, 4, end=True), row(4, 1, 1, 0, end=True)]
     assert best_values(tree, 0.9)[1:] == pytest.approx([0.81, 0.9, 1.0, 0.0])
-    assert min_max([0.2, 0.6, 1.0]) == pytest.approx([0.0, 0.5, 1.0])
-    assert min_max([0.4, 0.4]) == [0.0, 0.0]
+    assert min_max([0.2, 0.6, 1.0], 0.2, 1.0) == pytest.approx([0.0, 0.5, 1.0])
+    assert min_max([0.4, 0.4], 0.4, 0.4) == [0.0, 0.0]
     params = Annotate(gamma=0.9, labels={"q": "best", "scale": "min_max", "min_visits": 1})
     assert [label["q"] for label in label_rows(tree, params)] == pytest.approx([0.729, 0.81, 0.9, 1.0, 0.0])
 
@@ -218,3 +222,47 @@ def test_node_without_rollouts_has_no_rollout_label():
     tree = [row(0, -1, 4, 2, n_rollouts=0, n_success=0), row(1, 0, 4, 2), row(2, 1, 1, 1, end=True)]
     stored = [{**item, "drawn": item["node"] < 2, "model_value": None} for item in tree]
     assert [label["node"] for label in label_rows(stored, params)] == [1, 2]
+
+
+@pytest.mark.parametrize("q", ["rollout", "tree", "best"])
+def test_scaling_ignores_nodes_without_an_outcome(q: str):
+    """Contract: returns -4 and -6 scale to 1 and 0 also where a sibling was drawn and never visited, whose q of 0 is none."""
+    params = Annotate(
+        returns=[-6.0, 0.0],
+        reward_range=[-1.0, 1.0] if q == "tree" else [0.0, 1.0],
+        expansion={"kind": "eager"},
+        labels={"q": q, "scale": "min_max", "min_visits": 1, **({"pool": False} if q == "rollout" else {})},
+        pairs={"min_visits": 1, "outcome_gate": False},
+    )
+    tree = Tree("t", ROOT, params)
+    good, bad, unvisited = (edge("a", -4.0), edge("b", -6.0), replace(edge("c", 0.0), terminal=False, context_ids=(9,)))
+    first, second, _ = tree.draw(0, [good, bad, unvisited], 1)
+    tree.insert(first, [], 1)
+    tree.insert(second, [], 2)
+    assert [node_q(tree.rows(), params)[node] for node in (first, second)] == pytest.approx([1.0, 0.0])
+    assert {label["node"]: label["q"] for label in label_rows(tree.rows(), params) if label["node"]} == {1: 1.0, 2: 0.0}
+    assert [(pair["win"], pair["lose"], pair["margin"]) for pair in pair_rows(tree.rows(), params)] == [(1, 2, 1.0)]
+
+
+def edge(text: str, reward: float) -> Edge:
+    """An action that ends the episode."""
+    return Edge(text, (ord(text),), (-0.5,), "", (), reward, True, False, "", success=0.0)
+
+
+@pytest.mark.parametrize(("backup", "gamma"), [("mean", 1.0), ("discounted_max", 0.5)])
+def test_critic_ranks_siblings_and_changes_no_return(backup: str, gamma: float):
+    """Contract: Agent Q's 1/rank decides pairs and Q-models; labels, advantages and the value model's targets are returns without
+    it."""
+    shared: dict[str, Any] = {"backup": backup, "gamma": gamma, "expansion": {"kind": "eager"}, "labels": {"q": "tree"}}
+    ranked, plain = (Annotate(**shared, evaluation={"critic": critic}) for critic in ("prior", "none"))
+    trees = grow(["a", "b"], iterations=15, expand_k=3, selection={"rule": "uct_1p"}, evaluation={"critic": "prior"}, **shared)
+    rows = [item for tree in trees for item in tree.rows()]
+    assert label_rows(rows, ranked) == label_rows(rows, plain)
+    assert value_paths(rows, ranked) == value_paths(rows, plain)
+    assert [label["q"] for label in label_rows(rows, ranked)] == [label["q_tree"] for label in label_rows(rows, ranked)]
+    tree = trees[0].rows()
+    children = trees[0].nodes[0].children
+    q, own = node_q(tree, ranked), node_q(tree, plain)
+    assert max(q[child] for child in children) >= 0.5 > max(own[child] for child in children)
+    best = max(children, key=lambda child: tree[child]["prior"])
+    assert q[best] == pytest.approx((own[best] + 1.0) / 2)

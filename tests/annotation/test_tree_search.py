@@ -9,7 +9,9 @@ from stages.annotation.labels import label_rows
 from stages.annotation.prefixes import PrefixStore
 from stages.annotation.search import Search
 from stages.annotation.settings import Annotate
+from stages.annotation.tree import evidence_owners
 from stages.claims.known_tree import DEPTH, Chat, FakeEngine, Pool, World, task
+from stages.engine.engine import Turn
 from stages.environments.protocol import Step
 from stages.records.episode import NODE_SCHEMA, Owner, write_table
 
@@ -213,3 +215,11 @@ def test_trees_tell_log_probabilities_and_record_written_results(monkeypatch: py
     for index, node in enumerate(tree.nodes[1:], start=1):
         written = len(tree.path(index)) == 2
         assert node.edge.owners == ((int(Owner.EVIDENCE),) * len(node.edge.token_ids) if written else ())
+
+
+def test_forced_tokens_of_a_written_result_stay_forced():
+    """Contract: of a turn that becomes an observation only the policy's own tokens are evidence."""
+    turn = Turn(0, (7, 8, 9), (0.0, -0.5, -0.5), "stop")
+    assert evidence_owners(turn) == (Owner.EVIDENCE,) * 3
+    mixed = replace(turn, owners=(int(Owner.FORCED), int(Owner.POLICY), int(Owner.POLICY)))
+    assert evidence_owners(mixed) == (Owner.FORCED, Owner.EVIDENCE, Owner.EVIDENCE)

@@ -13,13 +13,13 @@ from stages.records.episode import Owner, read_rows
 
 def tree_pairs(folder: Path, level: str) -> list[Pair]:
     """The pairs in `folder` (data/annotated/<domain>). Raises ValueError if there are none."""
-    rows = read_rows(folder / "pairs.parquet")
-    if not rows:
+    pairs = pair_tokens(read_rows(folder / "nodes.parquet"), read_rows(folder / "pairs.parquet"), level)
+    if not pairs:
         raise ValueError(
-            f"{folder / 'pairs.parquet'} has no pairs to learn from; raise annotate.tasks or annotate.iterations, or lower "
-            f"annotate.pairs.min_margin"
+            f"{folder / 'pairs.parquet'} has no pairs with tokens of the policy to learn from; raise annotate.tasks or "
+            f"annotate.iterations, or lower annotate.pairs.min_margin"
         )
-    return pair_tokens(read_rows(folder / "nodes.parquet"), rows, level)
+    return pairs
 
 
 def _continuation(

@@ -104,7 +104,7 @@ def show_run(root: Path, lifecycle: str, done: Mapping[str, tuple[StageResult, f
     create_table_artifact(rows, key="stages", description="Result per stage")
     if (root / RESULTS).exists():
         with (root / RESULTS).open(encoding="utf-8", newline="") as handle:
-            create_table_artifact(list(csv.DictReader(handle)), key="results", description="Success on the frozen panels")
+            create_table_artifact(list(csv.DictReader(handle)), key="results", description="Success of each model")
     if (root / REPORT).exists():
         link = os.environ.get(REPORT_URL)
         if link:

@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from prefect import flow
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from flows.compare import Comparison, Seed, Setting, compare
-from flows.overrides import normalised
+from flows import arguments
+from flows.compare import Comparison, Seed, Setting, compare, expanded
 from flows.pipeline import read_params
 from flows.process import ROOT, StageFailedError
 from stages.runtime.command import command
+
+SIZES = {"tasks_per_step": 16, "group_size": 8}
+"""Keys of section rl whose product is the episodes of a training step, with their defaults."""
 
 
 class Split(BaseModel):
@@ -41,7 +46,7 @@ class Budget(BaseModel):
     splits: list[Split] = Field(default_factory=list, description="Empty: 0, 1/4, 1/2 and all of the budget on demonstrations.")
     seeds: list[Seed] = Field(default_factory=lambda: list(range(5)), min_length=2)
     overrides: list[str] = Field(default_factory=list, description="Changes of params.yaml for all splits.")
-    jobs: int | None = Field(None, ge=1, le=256, description="Experiments at a time; empty: one per core.")
+    jobs: int | None = Field(None, ge=1, le=arguments.MOST_RUNS, description="Experiments at a time; empty: one per core.")
 
     @model_validator(mode="after")
     def _spent(self) -> Budget:
@@ -67,19 +72,43 @@ class Budget(BaseModel):
         return Split(demos=demos, episodes=left)
 
 
-def setting_of(split: Split, overrides: list[str], episodes_per_step: int) -> Setting:
-    """The split as a setting: its episodes rounded to whole training steps. Without episodes the SFT policy is scored."""
-    steps = max(1, round(split.episodes / episodes_per_step))
-    spent = [f"sft.demonstrations={split.demos}", f"rl.steps={steps}"]
+def episodes_per_step(params: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, int]:
+    """Episodes that a training step plays: of section rl (""), and of every domain that has another number."""
+    given = dict(change.split("=", 1) for override in overrides for change in expanded(override, params))
+    own = params.get("per_domain") or {}
+
+    def episodes(sections: Mapping[str, Mapping[str, Any]]) -> int:
+        found = 1
+        for key, value in SIZES.items():
+            for name, section in sections.items():
+                value = given.get(f"{name}.{key}", section.get(key, value))
+            found *= int(value)
+        return found
+
+    shared = {"rl": params.get("rl") or {}}
+    of_domains = {
+        domain: episodes({**shared, f"per_domain.{domain}.rl": (own.get(domain) or {}).get("rl") or {}})
+        for domain in params["domains"]
+    }
+    usual = episodes(shared)
+    return {"": usual, **{domain: count for domain, count in of_domains.items() if count != usual}}
+
+
+def setting_of(split: Split, overrides: list[str], per_step: Mapping[str, int]) -> Setting:
+    """The split as a setting: its episodes rounded to whole training steps, by `episodes_per_step`. Without episodes the SFT
+    policy is scored."""
+    spent = [f"sft.demonstrations={split.demos}"]
+    for domain, episodes in per_step.items():
+        key = f"per_domain.{domain}.rl.steps" if domain else "rl.steps"
+        spent.append(f"{key}={max(1, round(split.episodes / episodes))}")
     return Setting(overrides=[*overrides, *spent], model="specialist" if split.episodes else "sft")
 
 
-def comparison_of(budget: Budget, rl: dict[str, int]) -> Comparison:
-    """The comparison of the budget's splits; `rl`: section rl of params.yaml."""
-    given = dict(normalised(override).split("=", 1) for override in budget.overrides)
-    sizes = [int(given.get(f"rl.{key}", rl.get(key, default))) for key, default in (("tasks_per_step", 16), ("group_size", 8))]
+def comparison_of(budget: Budget, params: Mapping[str, Any]) -> Comparison:
+    """The comparison of the budget's splits; `params`: params.yaml."""
+    per_step = episodes_per_step(params, budget.overrides)
     settings = {
-        f"{split.demos} demos + {split.episodes} episodes": setting_of(split, budget.overrides, sizes[0] * sizes[1])
+        f"{split.demos} demos + {split.episodes} episodes": setting_of(split, budget.overrides, per_step)
         for split in budget.splits
     }
     return Comparison(name=budget.name, settings=settings, seeds=budget.seeds, jobs=budget.jobs)
@@ -93,20 +122,19 @@ def budget(budget: Budget = Budget(), root: str = "") -> str:  # noqa: B008
         budget: The total, what a demonstration costs, and the splits.
         root: The checkout; empty: that of this flow.
     """
-    params = read_params(Path(root or ROOT))
-    return compare(comparison_of(budget, params.get("rl") or {}), root)
+    return compare(comparison_of(budget, read_params(Path(root or ROOT))), root)
 
 
 @command
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.budget", description="Compare ways to spend a fixed budget.")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="changes of params.yaml for all splits")
-    parser.add_argument("--total", type=int, default=6400, help="units, in episodes per domain")
-    parser.add_argument("--demo-cost", type=int, default=10, help="episodes that one demonstration costs")
+    parser.add_argument("--total", type=arguments.whole_number(1), default=6400, help="units, in episodes per domain")
+    parser.add_argument("--demo-cost", type=arguments.whole_number(1), default=10, help="episodes that one demonstration costs")
     parser.add_argument("--demos", type=int, nargs="+", help="demonstrations of each split; the rest is spent on episodes")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(5)), help="values of rl.seed")
     parser.add_argument("--name", default="budget", help="name of the files in reports/comparisons")
-    parser.add_argument("--jobs", type=int, help="experiments at a time")
+    parser.add_argument("--jobs", type=arguments.runs_at_once, help="experiments at a time")
     options = parser.parse_args()
     try:
         units = Budget(total_units=options.total, demo_cost=options.demo_cost)

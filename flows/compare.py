@@ -27,6 +27,7 @@ from prefect.futures import wait
 from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from flows import arguments
 from flows.experiments import clean_up_on_error, experiment_name, output, results, run_experiment, tree_state
 from flows.lifecycle import logger
 from flows.overrides import OVERRIDE, check_files, check_overrides, normalised
@@ -82,7 +83,9 @@ class Comparison(BaseModel):
     claim: Claim | None = Field(None, description="What the second setting is claimed to be against the first.")
     margin: float = Field(0.05, gt=0, description="Differences within +-margin are equivalent, in the metric's unit.")
     threshold: float = Field(0.0, ge=0, description="superiority: the smallest difference worth the claim.")
-    jobs: int | None = Field(None, ge=1, le=256, description="Experiments at a time; empty: one per core, one on an accelerator.")
+    jobs: int | None = Field(
+        None, ge=1, le=arguments.MOST_RUNS, description="Experiments at a time; empty: one per core, one on an accelerator."
+    )
 
 
 def default_jobs(params: Mapping[str, Any]) -> int:
@@ -103,12 +106,23 @@ def expanded(override: str, params: Mapping[str, Any]) -> list[str]:
     return found
 
 
+def fixed_rl_seeds(params: Mapping[str, Any]) -> list[str]:
+    """Overrides that reset every rl.seed of params.yaml, which would stay the same when `seed` varies."""
+    own = params.get("per_domain") or {}
+    of_domains = {f"per_domain.{domain}.rl": (own.get(domain) or {}).get("rl") for domain in params["domains"]}
+    sections = {"rl": params.get("rl"), **of_domains}
+    return [f"{name}.seed=null" for name, section in sections.items() if (section or {}).get("seed") is not None]
+
+
 def overrides_of(comparison: Comparison, setting: Setting, seed: int, params: Mapping[str, Any], exclusive: bool) -> list[str]:
     """All changes of params.yaml for one run. Concurrent runs take one thread each."""
     models = {"specialist": [f"rl@{domain}" for domain in params["domains"]]}.get(setting.model, [setting.model])
     chosen = "[" + ",".join(f"'{model}'" for model in models) + "]"
     own = [change for override in setting.overrides for change in expanded(override, params)]
-    return [*own, f"{comparison.vary}={seed}", f"evaluate.models={chosen}", *([] if exclusive else ONE_CORE)]
+    if comparison.vary == "seed":
+        own = [*fixed_rl_seeds(params), *own]
+    varied = expanded(f"{comparison.vary}={seed}", params)
+    return [*own, *varied, f"evaluate.models={chosen}", *([] if exclusive else ONE_CORE)]
 
 
 def scores_of(evaluation: Mapping[str, Any], setting: Setting, metric: str, domains: list[str]) -> list[float]:
@@ -282,7 +296,7 @@ def main() -> int:
     parser.add_argument("--vary", choices=["rl.seed", "seed"], default="rl.seed", help="the key that the seeds set")
     parser.add_argument("--metric", choices=get_args(Metric), default="success", help="a mean of reports/evaluation.json")
     parser.add_argument("--name", default="comparison", help="name of the files in reports/comparisons")
-    parser.add_argument("--jobs", type=int)
+    parser.add_argument("--jobs", type=arguments.runs_at_once)
     options = parser.parse_args()
     given = comparison_of(options, parser)
     try:

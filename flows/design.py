@@ -23,6 +23,7 @@ from prefect.artifacts import create_table_artifact
 from prefect.states import Completed, State
 from pydantic import BaseModel, ConfigDict, Field
 
+from flows import arguments
 from flows.checkout import run_lock
 from flows.lifecycle import can_be_retried, gpu, logger
 from flows.overrides import OVERRIDE
@@ -31,6 +32,7 @@ from flows.process import BAD_PARAMETERS, ROOT, StageFailedError, python_environ
 from flows.tracked import run_environment
 from stages.runtime.command import command
 
+LARGEST_BUDGET = 100_000
 LOCK = Path(".bellwether") / "design" / "search.lock"
 
 
@@ -45,7 +47,7 @@ class DesignSearch(BaseModel):
     budget: int | None = Field(
         None,
         ge=1,
-        le=100_000,
+        le=LARGEST_BUDGET,
         title="Budget",
         description="Designs to evaluate; empty: budget in reports/design/design.yaml. A larger budget continues the search.",
     )
@@ -144,7 +146,11 @@ def design(search: DesignSearch = DesignSearch(), root: str = "") -> dict[str, A
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.design", description="Search over agent designs.")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="overrides, such as design.method=random")
-    parser.add_argument("--budget", type=int, help="designs to evaluate; a larger budget continues the search")
+    parser.add_argument(
+        "--budget",
+        type=arguments.whole_number(1, LARGEST_BUDGET),
+        help="designs to evaluate; a larger budget continues the search",
+    )
     options = parser.parse_args()
     bad = [change for change in options.overrides if not re.fullmatch(OVERRIDE, change)]
     if bad:

@@ -25,7 +25,7 @@ from prefect.futures import PrefectFuture
 from prefect.states import Completed, State
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 
-from flows import artifacts
+from flows import arguments, artifacts
 from flows.checkout import run_lock
 from flows.pipeline import (
     StageResult,
@@ -67,7 +67,7 @@ class Settings(BaseModel):
     jobs: int | None = Field(
         default=None,
         ge=1,
-        le=64,
+        le=arguments.MOST_STAGES,
         title="Stages side by side",
         description=(
             "Stages, such as rl@search, that run at a time where none needs another; empty: two, or one where cores or memory do "
@@ -177,7 +177,7 @@ def main() -> int:
         prog="python -m flows.lifecycle", description="Bring the pipeline up to date as a Prefect flow."
     )
     parser.add_argument("--until", metavar="STAGE", choices=list(stage_graph(ROOT)), help="stop after this stage")
-    parser.add_argument("--jobs", type=int, metavar="N", help="concurrent stages")
+    parser.add_argument("--jobs", type=arguments.stages_at_once, metavar="N", help="concurrent stages")
     options = parser.parse_args()
     try:
         lifecycle(Settings(until=options.until, jobs=options.jobs))

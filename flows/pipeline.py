@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import yaml
 
+from flows import arguments
 from flows.checkout import run_lock
 from flows.process import (
     BAD_PARAMETERS,
@@ -267,7 +268,9 @@ def main() -> int:
         prog="python -m flows.pipeline",
         description="Bring the pipeline up to date; stages that need nothing of each other run side by side.",
     )
-    parser.add_argument("--jobs", type=int, metavar="N", help="stages at a time (default: two, if cores and memory allow)")
+    parser.add_argument(
+        "--jobs", type=arguments.stages_at_once, metavar="N", help="stages at a time (default: two, if cores and memory allow)"
+    )
     options = parser.parse_args()
     try:
         with run_lock(ROOT):

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from flows.pipeline import read_settings
+from flows.pipeline import read_settings, sources
 from flows.process import BAD_PARAMETERS, ROOT, StageFailedError, capture, python_environment, quoted, run_supervised
 from stages.runtime.command import command
 from stages.runtime.files import atomic_bytes, atomic_folder, atomic_text, locked
@@ -64,11 +64,14 @@ def clone(root: Path, folder: Path) -> None:
         _git(folder, "checkout", "-q", "--force", "--detach", commit)
 
 
+def _imports(root: Path) -> list[str]:
+    return _git(root, "ls-files", "-z", "--others", RAW).split("\0")[:-1]
+
+
 def copy_imports(root: Path, folder: Path) -> None:
-    """Copy the files below data/raw that git ignores, such as imports that can't be shipped; remove those that `root` lacks."""
-    listing = ("ls-files", "--others", "--ignored", "--exclude-standard", RAW)
-    wanted = {name: (root / name).read_bytes() for name in _git(root, *listing).splitlines()}
-    for name in _git(folder, *listing).splitlines():
+    """Copy the files below data/raw that are not in git, ignored or not; remove those that `root` lacks."""
+    wanted = {name: (root / name).read_bytes() for name in _imports(root)}
+    for name in _imports(folder):
         if name not in wanted:
             (folder / name).unlink()
     for name, content in wanted.items():
@@ -112,7 +115,8 @@ def make_models(folder: Path, profiles: Sequence[Path]) -> None:
 
 def lifecycle(names: Sequence[str], folder: Path) -> None:
     """Run the lifecycle with the profiles in `folder`. Raises StageFailedError."""
-    if _git(ROOT, "status", "--porcelain", "--untracked-files=no"):
+    unknown = ("ls-files", "--others", "--exclude-standard", "--", *sources(ROOT), f":!{RAW}")
+    if _git(ROOT, "status", "--porcelain", "--untracked-files=no") or _git(ROOT, *unknown):
         print("profile: the last commit is run, without the uncommitted changes", file=sys.stderr)
     clone(ROOT, folder)
     copy_imports(ROOT, folder)

@@ -18,7 +18,8 @@ from prefect import flow
 from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import BaseModel, ConfigDict, Field
 
-from flows.compare import ONE_CORE, Seed, default_jobs, expanded, run_experiments
+from flows import arguments
+from flows.compare import ONE_CORE, Seed, default_jobs, expanded, fixed_rl_seeds, run_experiments
 from flows.experiments import experiment_name, find, output, tree_state
 from flows.lifecycle import logger
 from flows.overrides import check_files, check_overrides
@@ -42,7 +43,9 @@ class Spread(BaseModel):
     seeds: list[Seed] = Field(default_factory=lambda: list(range(5)), min_length=2)
     panel_seed: Seed = Field(1, description="Seed of the panels' recipes.")
     tasks: int = Field(400, ge=2, description="Tasks per panel.")
-    jobs: int | None = Field(None, ge=1, le=256, description="Lifecycles at a time; empty: one per core, one on an accelerator.")
+    jobs: int | None = Field(
+        None, ge=1, le=arguments.MOST_RUNS, description="Lifecycles at a time; empty: one per core, one on an accelerator."
+    )
 
 
 def plan_runs(spread: Spread, root: Path) -> Plan:
@@ -54,7 +57,7 @@ def plan_runs(spread: Spread, root: Path) -> Plan:
     shared = [change for override in panels for change in expanded(override, params)] + ([] if exclusive else ONE_CORE)
     plan = {}
     for seed in spread.seeds:
-        overrides = [f"seed={seed}", *shared]
+        overrides = [f"seed={seed}", *fixed_rl_seeds(params), *shared]
         plan[seed] = experiment_name(f"spread-{seed}", overrides, state), overrides
     check_overrides(root, plan[spread.seeds[0]][1])
     return plan
@@ -118,8 +121,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.spread", description="Run the lifecycle with several seeds.")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(5)), help="values of seed")
     parser.add_argument("--panel-seed", type=int, default=1, help="seed of the fresh panels")
-    parser.add_argument("--tasks", type=int, default=400, help="tasks per panel")
-    parser.add_argument("--jobs", type=int, help="lifecycles at a time")
+    parser.add_argument("--tasks", type=arguments.whole_number(2), default=400, help="tasks per panel")
+    parser.add_argument("--jobs", type=arguments.runs_at_once, help="lifecycles at a time")
     parser.add_argument("--check", action="store_true", help="check the settings and print the cost; run nothing")
     options = parser.parse_args()
     try:

@@ -35,11 +35,19 @@ ROWS = Path("data/evaluation/rows.parquet")
 RESAMPLES = 100
 """Of confidence intervals that are not used."""
 DIGITS = 6
+EVALUATED: dict[str, Any] = {
+    **dict.fromkeys(("seed", "domains", "model", "evaluate"), True),
+    "resources": {
+        **dict.fromkeys(("device", "precision", "tokens_per_batch"), True),
+        "engine": dict.fromkeys(("kind", "dialect", "text"), True),
+    },
+}
+"""What of params.yaml decides the outcome of an evaluation, for pydantic's `include`; other resources change its speed."""
 
 
 def workspace_key(root: Path, params: SearchParams) -> str:
     """16 hex digits over what the scores of designs depend on: files, as dvc.yaml lists them for evaluate, and settings."""
-    evaluated = params.model_dump(mode="json", include={"seed", "domains", "model", "evaluate"})
+    evaluated = params.model_dump(mode="json", include=EVALUATED)
     scored = params.design.model_dump(mode="json", include={"tasks", "attempts", "metric"})
     files = identity(input_hashes(root, "evaluate", None))
     return params_hash({**evaluated, "design": scored, "confirm": params.design.confirm.tasks, "files": files})

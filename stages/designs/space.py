@@ -148,10 +148,14 @@ class Space:
     def canonical(self, design: Design) -> Design:
         """The canonical form of equivalent designs: factors without effect have the root's options."""
         values = list(design)
-        if values[INDEX["temperature"]] == 0:
+        coolest = min(self.options[INDEX["temperature"]])
+        if values[INDEX["temperature"]] == 0 or values[INDEX["top_k"]] == 1:
             values[INDEX["choose"]] = "none"
-            for name in ("top_p", "top_k"):
+            # Greedy draws have one form: temperature 0 if that is an option, else top_k 1.
+            for name in ("top_p", "top_k" if coolest == 0 else "temperature"):
                 values[INDEX[name]] = self.root[INDEX[name]]
+            if coolest == 0:
+                values[INDEX["temperature"]] = coolest
         if values[INDEX["choose"]] == "none":
             values[INDEX["draws"]] = self.root[INDEX["draws"]]
         if values[INDEX["choose"]] not in SCORED:

@@ -171,7 +171,7 @@ def report(
     seed: int,
 ) -> dict[str, Any]:
     """Content of reports/evaluation.json from `rows[model][domain]`; models are compared on the domains they share. Models of
-    equal hash share one summary."""
+    equal hash share one summary. It has a `split` only if that is not the frozen panels' one."""
     done: dict[tuple[str, str], dict[str, Any]] = {}
     models: dict[str, dict[str, Any]] = {}
     shares = {domain: proportions(row for by_domain in rows.values() for row in by_domain.get(domain, ())) for domain in panels}
@@ -188,7 +188,9 @@ def report(
         for domain in panels
         if domain in rows[a] and domain in rows[b]
     ]
-    return {"panels": dict(panels), "models": models, "comparisons": comparisons, "confidence": confidence, "attempts": attempts}
+    splits = {row["split"] for by_domain in rows.values() for of in by_domain.values() for row in of if "split" in row}
+    found = {"panels": dict(panels), "models": models, "comparisons": comparisons, "confidence": confidence, "attempts": attempts}
+    return {**found, "split": splits.pop()} if splits else found
 
 
 def headline(evaluation: Mapping[str, Any]) -> dict[str, dict[str, float]]:

@@ -89,8 +89,7 @@ def success_changes(before: Run, now: Run, outcomes: Sequence[Mapping[str, Any]]
     clusters: dict[str, dict[str, str]] = {}
     for row in outcomes:
         clusters.setdefault(row["domain"], {})[row["task_id"]] = row["cluster"]
-    ordered = list(now.params["domains"])
-    domains = [*ordered, *(domain for domain in before.panels if domain not in ordered)]
+    domains = list(dict.fromkeys([*now.params["domains"], *now.panels, *before.panels]))
     changes = []
     for domain in domains:
         for model in model_order(sorted({*before.success, *now.success}), domains):

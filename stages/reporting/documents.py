@@ -30,7 +30,7 @@ from stages.reporting.board.rows import Row, rows
 from stages.reporting.diagram import mermaid
 from stages.reporting.figures.outcome import success_bars
 from stages.reporting.generated_blocks import Block, block_names, documents, filled, link, markdown_table, write_or_check
-from stages.reporting.results import check_evaluation, comparisons_list, success_table
+from stages.reporting.results import check_evaluation, comparisons_list, on_panels, success_table
 from stages.reporting.style import drawing, to_svg
 from stages.runtime.command import command
 from stages.runtime.validation import ParamsError
@@ -123,6 +123,11 @@ def evaluation_of(root: Path, path: Path, domains: Sequence[str]) -> tuple[dict[
         raise FileNotFoundError(f"{path} does not exist; run '{made_by}' first")
     evaluation = read_json(root / path)
     check_evaluation(evaluation, str(path))
+    if not on_panels(evaluation):
+        raise ValueError(
+            f"{path} has results on validation tasks, and documents show those on the frozen panels; set evaluate.split to test "
+            "and evaluate again"
+        )
     evaluated = [domain for domain in domains if domain in evaluation["panels"]]
     return evaluation, evaluated, float(evaluation.get("confidence", load_params(root / "params.yaml").evaluate.confidence))
 

@@ -20,6 +20,7 @@ from stages.evaluation.stored_episodes import FILE as STORED
 from stages.params import load_params
 from stages.reporting.inputs import load_inputs
 from stages.reporting.kept import FILE, Measured, Run, append, episodes_path, newest
+from stages.reporting.results import on_panels
 from stages.reporting.this_run import this_run
 from stages.runtime.command import command
 from stages.runtime.costs import read_cost
@@ -71,7 +72,7 @@ def keep_episodes(root: Path, run: Run) -> None:
 def keep(root: Path, note: str = "") -> int:
     """Add the run in `root` to the file; returns its number. A run that is already in the file is not added again.
 
-    Raises KeepError if the outputs are out of date or there is no finished run.
+    Raises KeepError if the outputs are out of date, there is no finished run, or it was not evaluated on the frozen panels.
     """
     if stale := out_of_date(root):
         raise KeepError(
@@ -83,6 +84,11 @@ def keep(root: Path, note: str = "") -> int:
         inputs = load_inputs(root, params)
     except FileNotFoundError as error:
         raise KeepError(str(error)) from error
+    if not on_panels(inputs.evaluation):
+        raise KeepError(
+            "kept runs are compared on the frozen panels, and this one was evaluated on validation tasks; set evaluate.split in "
+            "params.yaml to test and run 'dvc repro' first"
+        )
     now = this_run(inputs)
     keep_episodes(root, now)
     if own := newest(now, inputs.kept, identical=True):

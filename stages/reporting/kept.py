@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from stages.records.sections import params_hash
+from stages.runtime.files import atomic_text
 from stages.runtime.validation import Section, explain
 
 FILE = Path("reports") / "runs.jsonl"
@@ -116,8 +117,10 @@ def append(root: Path, run: Run) -> None:
     """Add `run` to the file, keys sorted."""
     path = root / FILE
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as handle:
-        handle.write(json.dumps(run.model_dump(mode="json"), sort_keys=True, separators=(",", ":")) + "\n")
+    before = path.read_bytes().decode() if path.exists() else ""
+    if before and not before.endswith("\n"):  # as some editors leave it
+        before += "\n"
+    atomic_text(path, f"{before}{json.dumps(run.model_dump(mode='json'), sort_keys=True, separators=(',', ':'))}\n")
 
 
 def episodes_path(root: Path, run: Run) -> Path:

@@ -52,6 +52,11 @@ def check_evaluation(evaluation: Any, source: str) -> None:
         require(keys, item, f": comparisons[{index}]")
 
 
+def on_panels(evaluation: Mapping[str, Any]) -> bool:
+    """Whether the models played the frozen panels, not the validation tasks (evaluate.split: valid)."""
+    return evaluation.get("split", "test") == "test"
+
+
 def model_order(models: Sequence[str], domains: Sequence[str]) -> list[str]:
     """Models sorted: base, sft, specialists (in the order of `domains`), merged, merged_linear, others; each followed by its
     best-of-n variants (`sft+q`)."""

@@ -13,9 +13,9 @@ from search_checkout import VALUES, of_params
 
 from stages.agent.model_names import model_names
 from stages.designs import __main__ as command
-from stages.designs.evaluations import DesignEvaluations, standard_error, summarise
+from stages.designs.evaluations import DesignEvaluations, standard_error, summarise, workspace_key
 from stages.designs.session import Session, best_so_far
-from stages.designs.settings import SearchParams, parse_search
+from stages.designs.settings import SearchParams, load_search, parse_search
 from stages.designs.space import Space
 from stages.designs.tasks import split_tasks
 from stages.designs.tree import Node
@@ -132,6 +132,19 @@ def test_journal_without_a_newer_factor_is_continued(source: Path) -> None:
     again.step(1.0)
     assert len(again.nodes) == 3
     assert again.nodes[2].design == tuple(saved["pending"]["design"]), "the pending design is resumed"
+
+
+@pytest.mark.parametrize(
+    ("change", "shared"),
+    [
+        *(("resources.precision=bfloat16", False), ("resources.device=cuda", False), ("resources.engine.kind=vllm", False)),
+        *(("resources.tokens_per_batch=999", False), ("resources.slots=4", True)),
+    ],
+)
+def test_results_of_other_settings_are_not_read(source: Path, change: str, shared: bool) -> None:
+    """Contract: searches share the results of evaluations that would be equal, and no others."""
+    keys = [workspace_key(source, load_search(source, changes)[1]) for changes in ([], [change])]
+    assert (keys[0] == keys[1]) is shared
 
 
 def test_workspace_code_is_updated(source: Path) -> None:

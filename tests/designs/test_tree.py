@@ -140,6 +140,20 @@ def test_equivalent_designs_are_merged() -> None:
     assert "choose vote" in space.label(vote)
 
 
+def test_top_k_1_is_greedy_like_temperature_0() -> None:
+    """Contract: no choice among equal draws, and one form of greedy designs: temperature 0 where that is an option."""
+    top_k = INDEX["top_k"]
+    space = Space.of(settings({**SPACE, "top_k": [0, 1]}))
+    assert len(space.all()) == 9 * (1 + 2 + 2 * 2)
+    assert {design[top_k] for design in space.all()} == {0}
+    space = Space.of(settings({**SPACE, "top_k": [0, 1], "temperature": [0.5, 1.0]}))
+    greedy = [design for design in space.all() if design[top_k] == 1]
+    assert len(space.all()) == 9 * (1 + 2 + 2 * 2)
+    assert {(design[INDEX["choose"]], design[INDEX["temperature"]]) for design in greedy} == {("none", 0.5)}
+    for design in space.all():
+        parse_params({"domains": ["search"], "per_domain": {"search": {}}, **space.overrides(design)})
+
+
 SCORING: dict[str, Any] = {**SPACE, "choose": ["none", "logprob", "vote"], "per_token": [False, True]}
 
 

@@ -247,7 +247,9 @@ def test_transfer_domains_have_panels_and_no_training(context: StageContext) -> 
     of_valid = [replace(tasks[0], task_id=name, split="valid", cluster=name) for name in ("search-a", "search-b")]
     write_tasks(folder / "tasks.parquet", [*tasks, *of_valid])
     evaluate.run(StageContext("evaluate", None, valid, context.root, Tracker()))
-    assert list(json.loads((context.reports / "evaluation.json").read_text())["panels"]) == ["search"]
+    assert "split" not in evaluation
+    evaluation = json.loads((context.reports / "evaluation.json").read_text())
+    assert (list(evaluation["panels"]), evaluation["split"]) == (["search"], "valid")
 
 
 @pytest.mark.parametrize(

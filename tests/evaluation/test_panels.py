@@ -231,6 +231,16 @@ def test_report_by_hand() -> None:
     assert lines[2].startswith("sft,search,0.375,")
 
 
+def test_only_other_splits_are_named() -> None:
+    """Contract: results on validation tasks say so; those on the frozen panels keep their bytes."""
+    rows = make_rows("sft", [1, 0] * 4)
+    options: dict[str, Any] = {"attempts": 2, "confidence": 0.95, "resamples": 100, "seed": 0}
+    plain = report({"sft": {"search": rows}}, {"search": "p"}, **options)
+    valid = report({"sft": {"search": [{**row, "split": "valid"} for row in rows]}}, {"search": "p"}, **options)
+    assert "split" not in plain
+    assert valid == {**plain, "split": "valid"}
+
+
 def test_only_proportions_have_wilson_intervals() -> None:
     """Contract: turns and cost have none, even where every episode has one turn or costs nothing; the reward has one only if it
     equals success in every episode of every model of the panel."""

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Literal
 
 import psutil
 import pytest
@@ -105,6 +106,25 @@ def test_invalid_setting_is_rejected_before_the_first_run(
     monkeypatch.setattr(compare, "run_experiment", no_run)
     with pytest.raises(StageFailedError, match=r"setting s1: .*unknown key 'rl\.algoritm'"):
         flow.fn(settings("rl.algorithm=rloo", "rl.algoritm=rloo"), str(checkout))
+
+
+def test_every_seed_reaches_every_domain() -> None:
+    """Contract: runs with different seeds differ. A domain's own rl.seed varies with rl.seed, and none stays fixed where `seed`
+    varies; one that the setting itself fixes does."""
+    params = {"domains": ["a", "b"], "rl": {"seed": 5}, "per_domain": {"a": {"rl": {"seed": 7}}, "b": {"rl": {"seed": None}}}}
+
+    def overrides(vary: Literal["rl.seed", "seed"], *own: str) -> list[str]:
+        setting = Setting(overrides=list(own))
+        comparison = Comparison(settings={"one": setting, "two": Setting()}, vary=vary)
+        return [change for change in compare.overrides_of(comparison, setting, 3, params, True) if "seed" in change]
+
+    assert overrides("rl.seed") == ["rl.seed=3", "per_domain.a.rl.seed=3", "per_domain.b.rl.seed=3"]
+    assert overrides("seed") == ["rl.seed=null", "per_domain.a.rl.seed=null", "seed=3"]
+    assert overrides("seed", "per_domain.a.rl.seed=9") == [
+        *("rl.seed=null", "per_domain.a.rl.seed=null"),
+        *("per_domain.a.rl.seed=9", "seed=3"),
+    ]
+    assert compare.fixed_rl_seeds({"domains": ["a"], "rl": {"seed": None}, "per_domain": {"a": None}}) == []
 
 
 def test_only_undecided_settings_get_further_seeds(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,16 +147,30 @@ def test_budgets_by_hand() -> None:
     with pytest.raises(ValueError, match="exceed the budget"):
         budget.split(101)
     assert budget.split(100) == Split(demos=100, episodes=0)
-    settings = comparison_of(budget, {"tasks_per_step": 10, "group_size": 8}).settings
+    settings = comparison_of(budget, {"domains": ["a"], "rl": {"tasks_per_step": 10, "group_size": 8}}).settings
     assert settings["60 demos + 400 episodes"].overrides == ["rl.group_size=4", "sft.demonstrations=60", "rl.steps=10"]
     assert settings["0 demos + 1000 episodes"].overrides[1:] == ["sft.demonstrations=0", "rl.steps=25"]
     assert [split.demos for split in Budget(total_units=1000).splits] == [0, 25, 50, 100]
 
 
+def test_a_domains_own_step_size_gives_its_own_number_of_steps() -> None:
+    """640 episodes: 5 steps of 16 x 8; 20 of a's 8 x 4; with rl.group_size=2, which a's own replaces too, 20 of 16 x 2 and 40 of
+    8 x 2."""
+    from flows.budget import Budget, Split, comparison_of
+
+    params = {"domains": ["a", "b"], "per_domain": {"a": {"rl": {"tasks_per_step": 8, "group_size": 4}}, "b": {}}}
+    splits = [Split(demos=0, episodes=640), Split(demos=64, episodes=0)]
+    for overrides, steps in (([], (5, 20)), (["rl.group_size=2"], (20, 40))):
+        setting = comparison_of(Budget(total_units=640, splits=splits, overrides=overrides), params).settings
+        spent = setting["0 demos + 640 episodes"].overrides[len(overrides) + 1 :]
+        assert spent == [f"rl.steps={steps[0]}", f"per_domain.a.rl.steps={steps[1]}"]
+
+
 def test_split_without_episodes_scores_the_sft_policy() -> None:
     from flows.budget import Split, setting_of
 
-    only_sft, only_rl = setting_of(Split(demos=100, episodes=0), [], 128), setting_of(Split(demos=0, episodes=640), [], 128)
+    splits = Split(demos=100, episodes=0), Split(demos=0, episodes=640)
+    only_sft, only_rl = (setting_of(split, [], {"": 128}) for split in splits)
     assert only_sft.model == "sft"
     assert (only_rl.model, only_rl.overrides) == ("specialist", ["sft.demonstrations=0", "rl.steps=5"])
 

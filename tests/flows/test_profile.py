@@ -61,21 +61,42 @@ def test_clone_shares_the_cache_and_follows_commits(committed: Path) -> None:
     assert (folder / "made").is_dir()
 
 
-def test_imports_that_git_ignores_are_copied(committed: Path) -> None:
-    """Contract: the clone has the checkout's imports below data/raw, and no others; nothing else that git ignores."""
+def test_imports_that_are_not_in_git_are_copied(committed: Path) -> None:
+    """Contract: the clone has the checkout's imports below data/raw, ignored by git or not, whatever their names, and no others;
+    nothing else that git ignores."""
     (committed / ".gitignore").write_text("/.bellwether/\n/data/raw/bank/\n/secret\n")
     git(committed, "commit", "-qam", "ignores")
     (committed / "data" / "raw" / "bank").mkdir(parents=True, exist_ok=True)
     for name in ("old", "new"):
         (committed / "data" / "raw" / "bank" / f"{name}.jsonl").write_text(name)
+    for name in ("b\u00fccher.jsonl", "two words.jsonl"):
+        (committed / "data" / "raw" / name).write_text("{}")
     (committed / "secret").write_text("key")
     folder = committed / profile.COPIES / "small"
     profile.clone(committed, folder)
     profile.copy_imports(committed, folder)
     (committed / "data" / "raw" / "bank" / "old.jsonl").unlink()
     profile.copy_imports(committed, folder)
-    assert [path.name for path in (folder / "data" / "raw" / "bank").iterdir()] == ["new.jsonl"]
+    copied = sorted(path.name for path in (folder / "data" / "raw").rglob("*.jsonl"))
+    assert copied == ["b\u00fccher.jsonl", "new.jsonl", "two words.jsonl"]
     assert not (folder / "secret").exists()
+
+
+def test_changes_that_the_clone_lacks_are_announced(
+    committed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Contract: a source that is not committed is not left out silently. Imports below data/raw are copied, so they need no
+    warning."""
+    (committed / "dvc.yaml").write_text((committed / "dvc.yaml").read_text().replace("source.txt", "source.txt, parts, data/raw"))
+    git(committed, "commit", "-qam", "parts")
+    monkeypatch.setattr(profile, "ROOT", committed)
+    for name in ("run", "clone", "copy_imports", "make_models", "apply"):
+        monkeypatch.setattr(profile, name, lambda *given: None)
+    for name, warned in (("data/raw/a.jsonl", False), ("parts/a.py", True)):
+        (committed / name).parent.mkdir(parents=True)
+        (committed / name).write_text("")
+        profile.lifecycle(["small"], committed)
+        assert ("without the uncommitted changes" in capsys.readouterr().err) is warned
 
 
 def test_interrupted_clone_is_made_anew(committed: Path) -> None:

@@ -52,6 +52,13 @@ def test_each_seed_runs_everything_on_the_same_panels(checkout: Path) -> None:
     assert plan_runs(Spread(seeds=[3, 4], panel_seed=9, jobs=1), checkout) == plan, "equal settings are the same experiments"
 
 
+def test_fixed_seeds_of_rl_vary_too(checkout: Path) -> None:
+    """Contract: no rl.seed of params.yaml makes the runs' reinforcement learning draw the same numbers."""
+    (checkout / "params.yaml").write_text(PARAMS.replace("a: {", "a: {rl: {seed: 7}, ") + "rl: {seed: 5}\n")
+    plan = plan_runs(Spread(seeds=[3, 4], jobs=1), checkout)
+    assert plan[3][1][:3] == ["seed=3", "rl.seed=null", "per_domain.a.rl.seed=null"]
+
+
 @pytest.mark.slow
 def test_the_settings_are_those_of_params_yaml() -> None:
     check_overrides(ROOT, ["seed=4", "curate.test=400", "curate.seeds.test=1"])

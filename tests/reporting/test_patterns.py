@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from stages import params as settings
+from stages.environments import registry
+from stages.evaluation.own_patterns import check_patterns
 from stages.evaluation.statistics import compare, mean_interval
 from stages.params import SHIPPED_PATTERNS, OwnPattern, parse_params
 from stages.report import run
@@ -143,13 +145,24 @@ def test_faulty_own_patterns_are_refused_with_the_reason(given: dict[str, Any], 
 
 
 def test_pattern_for_an_unknown_domain_is_refused() -> None:
-    values = {
+    values: dict[str, Any] = {
         "domains": ["search"],
-        "per_domain": {"search": {}},
-        "report": {"patterns": {"mine": {"regex": "x", "domains": ["maze"]}}},
+        "per_domain": {"search": {}, "bank": {}},
+        "evaluate": {"transfer": ["bank"]},
+        "report": {"patterns": {"mine": {"regex": "x", "domains": ["bank"]}}},
     }
-    with pytest.raises(ParamsError, match=r"report\.patterns\.mine\.domains: maze is not among domains \(search\)"):
+    assert patterns_of(parse_params(values))[-1].domains == {"bank"}, "its episodes are shown, too"
+    values["report"]["patterns"]["mine"]["domains"] += ["maze"]
+    with pytest.raises(ParamsError, match=r"report\.patterns\.mine\.domains: maze is not among .*\(search, bank\)"):
         patterns_of(parse_params(values))
+
+
+def test_patterns_are_checked_without_their_domains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: the checks load no domain, so that they can be made before anything runs."""
+    monkeypatch.setattr(registry, "load_domain", lambda *given: pytest.fail("a domain was loaded"))
+    check_patterns({"mine": OwnPattern(predicate="json:dumps", domains=["search"])}, ["search"])
+    with pytest.raises(ParamsError, match=r"report\.patterns\.mine\.predicate: nomod:f can't be imported"):
+        check_patterns({"mine": OwnPattern(predicate="nomod:f")}, ["search"])
 
 
 def test_absent_patterns_change_no_hash() -> None:

@@ -13,7 +13,7 @@ from stages.params import Params
 from stages.reporting import keep as keeping
 from stages.reporting.changes import code_changes, parameter_changes, success_changes
 from stages.reporting.inputs import load_inputs
-from stages.reporting.kept import FILE, Measured, Run, Work, append, newest, read_kept
+from stages.reporting.kept import FILE, Measured, Run, Success, Work, append, newest, read_kept
 from stages.reporting.sections.changes import changes_section
 from stages.reporting.sections.cost import cost_section, model_table, stages_of
 from stages.reporting.sections.speed import speed_section
@@ -76,6 +76,17 @@ def test_runs_on_different_panels_are_not_compared() -> None:
     assert change.why == "panels differ"
 
 
+def test_a_transfer_domain_of_one_run_alone_is_listed() -> None:
+    """Contract: every domain of either run; those trained on come first."""
+    row = Success(mean=0.5, low=0.0, high=1.0, n=2)
+    panels, found = {"bank": "b1", "search": "p1"}, {"merged": {"bank": row, "search": row}}
+    wider, narrow = make([1, 1]).model_copy(update={"panels": panels, "success": found}), make([1, 1])
+    changes = {(one.domain, one.why) for one in success_changes(narrow, wider, [])}
+    assert changes == {("search", "no outcomes per task"), ("bank", "only now")}
+    assert [one.domain for one in success_changes(narrow, wider, [])] == ["search", "bank"]
+    assert [(one.domain, one.why) for one in success_changes(wider, narrow, [])][1] == ("bank", "only before")
+
+
 def test_run_is_compared_with_newest_different_kept_run() -> None:
     first, second = make([0, 1]), make([1, 1])
     assert newest(second, [], identical=False) is None
@@ -93,6 +104,16 @@ def test_kept_run_is_read_back(tmp_path: Path) -> None:
     append(tmp_path, make([1, 1, 1]))
     assert read_kept(tmp_path)[0] == run
     assert len(read_kept(tmp_path)) == 2
+
+
+def test_a_missing_final_newline_is_added_first(tmp_path: Path) -> None:
+    """Contract: a file that an editor left without one stays readable, and its lines stay as they are."""
+    append(tmp_path, make([0, 1]))
+    line = (tmp_path / FILE).read_text()
+    (tmp_path / FILE).write_text(line.rstrip("\n"))
+    append(tmp_path, make([1, 1]))
+    assert (tmp_path / FILE).read_text().startswith(line)
+    assert [run.solved["merged"]["search"] for run in read_kept(tmp_path)] == [[0, 1], [1, 1]]
 
 
 def test_damaged_line_is_rejected_with_its_number(tmp_path: Path) -> None:
@@ -187,6 +208,16 @@ def test_outdated_run_is_not_kept(root: Path, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(
         keeping.KeepError, match=r"not up to date with params\.yaml, data and code: merge\. Run 'dvc repro' first"
     ):
+        keeping.keep(root)
+    assert (root / FILE).read_bytes() == before
+
+
+def test_results_on_validation_tasks_are_not_kept(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "out_of_date", lambda root: [])
+    evaluation = json.loads((root / "reports/evaluation.json").read_text())
+    (root / "reports/evaluation.json").write_text(json.dumps({**evaluation, "split": "valid"}))
+    before = (root / FILE).read_bytes()
+    with pytest.raises(keeping.KeepError, match=r"validation tasks; set evaluate\.split"):
         keeping.keep(root)
     assert (root / FILE).read_bytes() == before
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -72,6 +73,12 @@ def test_results_and_figure_are_written_from_the_reports(full_run, tmp_path):
     assert "`rl.algorithm: grpo`" in page
     assert files[FIGURE].startswith("<svg")
     assert generated(tmp_path)[FIGURE] == files[FIGURE]
+    evaluation = json.loads((tmp_path / "reports/evaluation.json").read_text())
+    (tmp_path / "reports/evaluation.json").write_text(json.dumps({**evaluation, "split": "valid"}))
+    with pytest.raises(
+        ValueError, match=r"reports/evaluation\.json has results on validation tasks.*set evaluate\.split to test"
+    ):
+        generated(tmp_path)
 
 
 def test_links_are_relative_to_the_document():

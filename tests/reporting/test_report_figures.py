@@ -5,18 +5,20 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
+from stages.algorithms.settings import Rl
 from stages.reporting import blocks
 from stages.reporting.figures.curves import running_mean
 from stages.reporting.figures.trees import _layout, example_tree, most_visited_path, search_tree
 from stages.reporting.inputs import load_inputs
 from stages.reporting.page import DETAILS, SUMMARY
-from stages.reporting.sections.learning import INTROS, rl_section
+from stages.reporting.sections.learning import INTROS, MIXED, rl_section
 from stages.reporting.sections.outcome import learning_curve
 from stages.reporting.style import Svg
 
@@ -116,14 +118,52 @@ def test_numbers_are_formatted_for_readers(value, text):
     assert blocks.number(value) == text
 
 
+def with_rl(inputs, **rl):
+    """The run's params with another section `rl`, in all domains."""
+    given = Rl.model_validate(rl)
+    return SimpleNamespace(domains=inputs.params.domains, section=lambda name, domain: given)
+
+
+@pytest.mark.parametrize(
+    ("rl", "about", "data"),
+    [
+        ({"algorithm": "rejection_sft"}, "its own successful attempts of the rollout stage", "successful attempts"),
+        ({"algorithm": "tree_bc"}, "the paths of tree search that end in a success", "correct tree paths"),
+        (
+            {"algorithm": "dpo", "preference": {"source": "imported"}},
+            "is trained on imported preference pairs:",
+            "preference pairs",
+        ),
+        ({"algorithm": "agent_rlvr"}, "pairs of a successful attempt of the rollout stage", "preference pairs"),
+        ({"algorithm": "grpo"}, "is trained on its own episodes", "16 × 8"),
+    ],
+)
+def test_rl_section_says_what_was_trained_on(full_run, rl, about, data):
+    """Contract: the algorithm and its settings decide what the text says, not the history's columns, which algorithms share."""
+    inputs = load_inputs(*full_run)
+    history = {"step": [0.0], "paths": [8.0], "loss": [1.0]}
+    domains = {name: replace(given, rl_history=history) for name, given in inputs.domains.items()}
+    section = rl_section(replace(inputs, params=with_rl(inputs, **rl), domains=domains))
+    assert about in section.intro
+    (table,) = [block for block in section.blocks if isinstance(block, blocks.Table) and "summary" in block.title]
+    assert {row[3] for row in table.rows} == {data}
+
+
+def test_rl_section_of_different_data_claims_none_for_all(full_run):
+    inputs = load_inputs(*full_run)
+    mixed = {"search": Rl(algorithm="grpo"), "textworld": Rl(algorithm="dpo")}
+    params = SimpleNamespace(domains=list(mixed), section=lambda name, domain: mixed[domain])
+    assert rl_section(replace(inputs, params=params)).intro == MIXED
+
+
 def test_rl_section_of_preference_run_shows_pair_metrics(full_run):
     """Contract: no empty columns or panels for success, entropy and groups, which such a run does not have."""
     inputs = load_inputs(*full_run)
     columns = {"pairs": 32.0, "loss": 0.6, "pair_accuracy": 0.75, "margin": 1.5, "winner_logprob": -1.0, "loser_logprob": -2.0}
     history = {"step": [float(step) for step in range(12)], **{name: [value] * 12 for name, value in columns.items()}}
     domains = {name: replace(given, rl_history=history) for name, given in inputs.domains.items()}
-    section = rl_section(replace(inputs, domains=domains))
-    assert section.intro == INTROS["pairs"]
+    section = rl_section(replace(inputs, params=with_rl(inputs, algorithm="dpo"), domains=domains))
+    assert "is trained on preference pairs of tree search" in section.intro
     (table,) = [
         block for block in section.blocks if isinstance(block, blocks.Table) and block.title.startswith("Training summary")
     ]
@@ -140,7 +180,7 @@ def test_rl_section_of_offline_run_shows_critic_metrics(full_run):
     columns = {"loss": 0.6, "td_error": 0.25, "q_correlation": 0.5, "kl": 0.1}
     history = {"step": [float(step) for step in range(12)], **{name: [value] * 12 for name, value in columns.items()}}
     domains = {name: replace(given, rl_history=history) for name, given in inputs.domains.items()}
-    section = rl_section(replace(inputs, domains=domains))
+    section = rl_section(replace(inputs, params=with_rl(inputs, algorithm="archer_offline"), domains=domains))
     assert section.intro == INTROS["offline_replay"]
     (table,) = [
         block for block in section.blocks if isinstance(block, blocks.Table) and block.title.startswith("Training summary")

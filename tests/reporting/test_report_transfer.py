@@ -7,8 +7,17 @@ from pathlib import Path
 
 from stages.params import Params
 from stages.reporting.inputs import load_inputs
-from stages.reporting.sections.outcome import evaluated_domains, lead, panels_text, results_table, tiles
+from stages.reporting.sections.outcome import evaluated_domains, lead, outcome_section, panels_text, results_table, tiles
 from stages.reporting.viewer.groups import group_count, groups_of
+
+
+def test_results_on_validation_tasks_are_no_results_on_unseen_ones(full_run: tuple[Path, Params]) -> None:
+    inputs = load_inputs(*full_run)
+    for split, said, unsaid in (({}, "frozen panel of unseen tasks", "validation"), ({"split": "valid"}, "validation", "unseen")):
+        given = replace(inputs, evaluation={**inputs.evaluation, **split})
+        text = f"{outcome_section(given).intro} {panels_text(given).text}"
+        assert said in text
+        assert unsaid not in text
 
 
 def test_transfer_panels_are_shown_as_such(full_run: tuple[Path, Params]) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from stages.algorithms.registry import composition
+from stages.algorithms.resolve import resolve_section
+from stages.algorithms.settings import Rl
 from stages.reporting.blocks import Figures, Section, Table, Text, all_numbers, draw, missing, number
 from stages.reporting.figures.curves import RL_PANELS, has_column, rl_panel, sft_loss, sft_rate
 from stages.reporting.inputs import History, Inputs
@@ -19,8 +22,8 @@ OFFLINE = f"No episodes are played, so there is no training success. {LINES}"
 INTROS = {
     "episodes": "One copy of the fine-tuned policy per domain is trained on its own episodes, several attempts per task and "
     f"step. {LINES} Training success is among the results.",
-    "pairs": "One copy of the fine-tuned policy per domain is trained on the preference pairs of tree search: winning actions "
-    f"become more likely than losing ones. {OFFLINE}",
+    "pairs": "One copy of the fine-tuned policy per domain is trained on {pairs}: winners become more likely than losers. "
+    f"{OFFLINE}",
     "paths": "One copy of the fine-tuned policy per domain is trained on the paths of tree search that end in a success. "
     f"{OFFLINE}",
     "attempts": "One copy of the fine-tuned policy per domain is trained on its own successful attempts of the rollout stage; "
@@ -31,9 +34,21 @@ INTROS = {
     f"policy's own rollouts. Where token values are learned, the value network is trained first. {OFFLINE}",
 }
 """By what rl learns from: `stages.algorithms.card.Composition.data`."""
+MIXED = (
+    "One copy of the fine-tuned policy per domain is trained, on different kinds of data. Those that learn from stored data play "
+    f"no episodes, so they have no training success. {LINES}"
+)
+PAIRS = {
+    "trees": "preference pairs of tree search",
+    "imported": "imported preference pairs",
+    "all": "preference pairs of tree search and imported ones",
+    "guided": "pairs of a successful attempt of the rollout stage, plain or with a hint, and a plain failure",
+}
+"""By rl.preference.source."""
 SOURCES = {
     "pairs": "preference pairs",
     "paths": "correct tree paths",
+    "attempts": "successful attempts",
     "offline_replay": "the offline dataset",
     "offline": "the offline dataset",
 }
@@ -75,12 +90,15 @@ def reward_is_success(histories: Mapping[str, History]) -> bool:
     return all(history.get("reward_mean") == history.get("success") for history in histories.values())
 
 
-def data_source(history: History) -> str:
-    """What the run learned from, inferred from its history: a key of INTROS."""
-    for column, source in (("pairs", "pairs"), ("paths", "paths"), ("stored", "offline")):
-        if column in history:
-            return source
-    return "offline_replay" if "td_error" in history and "episodes" not in history else "episodes"
+def data_source(rl: Rl) -> str:
+    """What an algorithm learns from: a key of INTROS."""
+    return composition(rl.algorithm).data
+
+
+def introduction(rl: Rl) -> str:
+    """What one domain's policy is trained on."""
+    method, resolved = resolve_section(rl)
+    return INTROS[method.data].format(pairs=PAIRS[resolved.preference.source] if method.data == "pairs" else "")
 
 
 def _summary_table(inputs: Inputs, histories: Mapping[str, History]) -> Table:
@@ -88,7 +106,7 @@ def _summary_table(inputs: Inputs, histories: Mapping[str, History]) -> Table:
     rows = []
     for domain, history in histories.items():
         rl = inputs.params.section("rl", domain)
-        data = SOURCES.get(data_source(history), f"{rl.tasks_per_step} × {rl.group_size}")
+        data = SOURCES.get(data_source(rl), f"{rl.tasks_per_step} × {rl.group_size}")
         steps = number(len(next(iter(history.values()))))
         rows.append([domain, rl.algorithm, steps, data, *(first_and_last(history, column) for column, _ in columns)])
     header = ("domain", "algorithm", "steps", "tasks × attempts", *(title for _, title in columns))
@@ -97,8 +115,8 @@ def _summary_table(inputs: Inputs, histories: Mapping[str, History]) -> Table:
 
 def rl_section(inputs: Inputs) -> Section:
     histories = {domain: given.rl_history for domain, given in inputs.domains.items() if given.rl_history is not None}
-    sources = {data_source(history) for history in histories.values()}
-    section = Section("rl", "Reinforcement learning", INTROS[sources.pop() if len(sources) == 1 else "episodes"])
+    introductions = {introduction(inputs.params.section("rl", domain)) for domain in inputs.params.domains}
+    section = Section("rl", "Reinforcement learning", introductions.pop() if len(introductions) == 1 else MIXED)
     section.blocks += [
         missing(f"reports/rl/{domain}_history.csv", f"rl@{domain}") for domain in inputs.domains if domain not in histories
     ]

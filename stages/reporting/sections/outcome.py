@@ -18,6 +18,7 @@ from stages.reporting.results import (
     headline,
     journey,
     model_order,
+    on_panels,
     panel_sizes,
     scalar,
     success,
@@ -26,8 +27,12 @@ from stages.reporting.style import domain_colour
 from stages.reporting.viewer.links import side_by_side
 
 INTRO = (
-    "Every model is evaluated on the same frozen panel of unseen tasks. Bars show the share of successful attempts, lines the "
-    "{level} confidence interval. Comparisons are paired by task."
+    "{tasks} Bars show the share of successful attempts, lines the {level} confidence interval. Comparisons are paired by task."
+)
+PANEL = "Every model is evaluated on the same frozen panel of unseen tasks."
+VALIDATION = (
+    "Every model is evaluated on the same validation tasks (evaluate.split: valid), by which settings may be chosen, and not on "
+    "the frozen panels."
 )
 
 
@@ -117,8 +122,9 @@ def results_table(inputs: Inputs) -> Table:
 def panels_text(inputs: Inputs) -> Text:
     """Tasks, panels and attempts, and when a difference is significant."""
     evaluation = inputs.evaluation
+    tasks = "tasks, panel" if on_panels(evaluation) else "validation tasks, hash"
     parts = [
-        f"{domain}: {panel_sizes(evaluation, domain)} tasks, panel {evaluation['panels'].get(domain, '?')}"
+        f"{domain}: {panel_sizes(evaluation, domain)} {tasks} {evaluation['panels'].get(domain, '?')}"
         f"{'' if domain in inputs.params.domains else ', nothing was trained on it'}"
         for domain in evaluated_domains(inputs)
     ]
@@ -204,8 +210,8 @@ def spread_blocks(inputs: Inputs) -> list[Block]:
 
 def outcome_section(inputs: Inputs) -> Section:
     domains, every = evaluated_domains(inputs), panel_domains(inputs.params)
-    confidence = confidence_of(inputs)
-    section = Section("results", "Results", INTRO.format(level=f"{100 * confidence:g} %"))
+    confidence, tasks = confidence_of(inputs), PANEL if on_panels(inputs.evaluation) else VALIDATION
+    section = Section("results", "Results", INTRO.format(tasks=tasks, level=f"{100 * confidence:g} %"))
     if not domains:
         section.blocks.append(Text("reports/evaluation.json covers none of the domains in params.yaml.", tone="note"))
         return section

@@ -5,15 +5,16 @@ A pattern gives the turns of an episode in which it occurs, numbered from 1; non
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from stages.agent.model_names import evaluated_domains
 from stages.agent.sample_episodes import outcome
 from stages.environments.registry import GROUP, load_domain
+from stages.evaluation.own_patterns import check_patterns, load_predicate, place
 from stages.runtime.validation import ParamsError
 
 if TYPE_CHECKING:
@@ -119,13 +120,8 @@ def own_pattern(name: str, given: OwnPattern) -> Pattern:
     title = name.replace("_", " ").capitalize()
     if given.predicate is None:
         return Pattern(name, title, given.about or f"{given.where} matches {given.regex}", _matches(given), domains)
-    place = f"params.yaml: report.patterns.{name}.predicate"
-    module, _, function = given.predicate.partition(":")
-    try:
-        predicate = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise ParamsError(f"{place}: {given.predicate} can't be imported ({error}); name a module and its function") from error
-    return Pattern(name, title, given.about or f"{given.predicate} says so", _checked(predicate, place), domains)
+    predicate = _checked(load_predicate(name, given.predicate), place(name, "predicate"))
+    return Pattern(name, title, given.about or f"{given.predicate} says so", predicate, domains)
 
 
 def _matches(given: OwnPattern) -> Callable[[Row], list[int]]:
@@ -166,16 +162,12 @@ def _checked(predicate: Callable[[Row], Any], place: str) -> Callable[[Row], Seq
 
 
 def patterns_of(params: Params) -> list[Pattern]:
-    """The shipped patterns that apply to the run's domains, then its own ones. Raises ParamsError for a faulty own pattern or one
-    for a domain that params.yaml does not list."""
-    found = list(SHIPPED)
-    for domain in params.domains:
+    """The shipped patterns that apply to the evaluated domains, then the run's own ones. Raises ParamsError as
+    `check_patterns`."""
+    domains, found = evaluated_domains(params), list(SHIPPED)
+    check_patterns(params.report.patterns, domains)
+    for domain in domains:
         if domain in GROUP.points():
             answer = getattr(load_domain(domain, params.per_domain[domain].environment), "answer", None)
             found += [] if answer is None else [answer_without_search(domain, answer)]
-    for name, given in params.report.patterns.items():
-        if unknown := sorted(set(given.domains) - set(params.domains)):
-            listed = ", ".join(params.domains)
-            raise ParamsError(f"params.yaml: report.patterns.{name}.domains: {unknown[0]} is not among domains ({listed})")
-        found.append(own_pattern(name, given))
-    return found
+    return [*found, *(own_pattern(name, given) for name, given in params.report.patterns.items())]

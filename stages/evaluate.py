@@ -13,7 +13,6 @@ from typing import Any
 
 from stages import params
 from stages.agent.environment_pool import processes_beside
-from stages.agent.model_names import evaluated_domains
 from stages.engine.engine import EngineSettings, Sampling
 from stages.environments.registry import open_domain
 from stages.evaluation.panels import EVALUATION_SCHEMA, Job, Outcome, Settings, load_panels, play, unload
@@ -75,12 +74,15 @@ def log(context: StageContext, evaluation: dict[str, Any], samples: dict[str, li
     context.tracker.register_model(context.data / "models" / "merged", context.data / "evaluation" / "rows.parquet", settings)
 
 
+def prune(context: StageContext) -> None:
+    """Remove what unlisted domains left in the inputs."""
+    params = context.params
+    keep_only(context.root, params.domains, ["data/curated", "data/models/q", "data/models/rl"])
+    keep_only(context.root, params.evaluate.transfer, ["data/transfer"])
+
+
 def run(context: StageContext) -> None:
     params, evaluate = context.params, context.params.evaluate
-    if not context.shard:
-        keep_only(context.root, params.domains, ["data/curated", "data/models/q", "data/models/rl"])
-        keep_only(context.root, evaluate.transfer, ["data/transfer"])
-        keep_only(context.root, evaluated_domains(params), ["data/packages/environments"])
     panels = load_panels(context.data / "curated", params.domains, evaluate.split)
     if evaluate.split == "test":  # panels of evaluate.transfer choose no settings
         panels |= load_panels(context.data / "transfer", evaluate.transfer, made_by="transfer")
@@ -136,4 +138,4 @@ def run(context: StageContext) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(stage_run("evaluate", run, params, open_tracker, sharded=True, forked=True))
+    raise SystemExit(stage_run("evaluate", run, params, open_tracker, sharded=True, forked=True, prune=prune))

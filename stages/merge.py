@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from stages import params
 from stages.runtime.files import atomic_text
 from stages.runtime.stage import StageContext, stage_run
-from stages.runtime.unlisted_domains import keep_only
+from stages.runtime.unlisted_domains import keep_only, keep_packages
 from stages.tracking import open_tracker
 
 if TYPE_CHECKING:
@@ -77,12 +77,17 @@ def train(context: StageContext, method: str, base: Path, settings: Any) -> dict
     return trainers[method](context, base, settings)
 
 
+def prune(context: StageContext) -> None:
+    """Remove what unlisted domains left in the inputs."""
+    keep_only(context.root, context.params.domains, ["data/curated", "data/models/rl"])
+    keep_packages(context.root, context.params)
+
+
 def run(context: StageContext) -> None:
     from stages.merging.diagnostics import measure, relative_distance
     from stages.merging.registry import bind, get_merger, used_parameters
 
     merge, domains = context.params.merge, context.params.domains
-    keep_only(context.root, domains, ["data/curated", "data/models/rl"])
     base = base_folder(context)
     # The baseline is the plain average: other methods' settings do not apply to it.
     average = bind("linear", merge.weights_of(domains))
@@ -123,4 +128,4 @@ def run(context: StageContext) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(stage_run("merge", run, params, open_tracker))
+    raise SystemExit(stage_run("merge", run, params, open_tracker, prune=prune))

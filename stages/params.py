@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from stages.agent.model_names import ENVIRONMENTS, SEARCH, SELECTORS, VARIANTS, model_names
+from stages.agent.model_names import ENVIRONMENTS, SEARCH, SELECTORS, VARIANTS, evaluated_domains, model_names
 from stages.agent.settings import Model, Rollout
 from stages.algorithms.card import Composition
 from stages.algorithms.domains import check_domain
@@ -37,10 +37,11 @@ from stages.merging.settings import Merge
 from stages.records.sections import params_hash, section_of
 from stages.runtime.command import command
 from stages.runtime.files import atomic_text
+from stages.runtime.listed_keys import check_listed
 from stages.runtime.overlay import migrate, overlaid, write_params
 from stages.runtime.resources import Resources
 from stages.runtime.schema import explain_key, json_schema, page
-from stages.runtime.validation import ParamsError, Section, explain, parse_yaml
+from stages.runtime.validation import ParamsError, Section, explain, parse_yaml, read_settings
 from stages.training.sft.settings import Sft
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -283,12 +284,7 @@ def check_launch(params: Params, root: Path) -> None:
 
 def load_params(path: Path | str = ROOT / "params.yaml") -> Params:
     """Read and check params.yaml. Raises ParamsError for a missing file, one that is no text, bad YAML or bad values."""
-    path = Path(path)
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError as error:
-        raise ParamsError(f"{path} does not exist; restore it with 'git checkout params.yaml'") from error
-    return parse_params(parse_yaml(data, path), path.name)
+    return parse_params(read_settings(Path(path)), Path(path).name)
 
 
 def check_domains(params: Params) -> None:
@@ -297,10 +293,12 @@ def check_domains(params: Params) -> None:
     from stages.algorithms.parts.critic import check_returns
     from stages.annotation.derived import check_trees
     from stages.environments.registry import load_domain, returns_of
+    from stages.evaluation.own_patterns import check_patterns
 
+    check_patterns(params.report.patterns, evaluated_domains(params))
     for name in params.domains:
         domain = load_domain(name, params.per_domain[name].environment)
-        if problem := contradiction(params, domain.settings.constraint):
+        if problem := contradiction(params, domain.settings.constraint, name):
             raise ParamsError(f"params.yaml: in per_domain.{name}: {problem}")
         try:
             method, rl = resolve_section(params.section("rl", name))
@@ -364,8 +362,9 @@ def run(options: argparse.Namespace) -> None:
         migrate(path, defaults, ROOT / "dvc.yaml", parse_params)
     else:
         text = overlaid(path, options.apply) if options.apply else None
-        named = f"{path.name} with {options.apply}"
-        params = load_params(path) if text is None else parse_params(parse_yaml(text.encode(), path), named)
+        values = read_settings(path) if text is None else parse_yaml(text.encode(), path)
+        params = parse_params(values, path.name if text is None else f"{path.name} with {options.apply}")
+        check_listed(values, params.model_dump(mode="json"), path)
         check_domains(params)
         check_model(params)
         check_launch(params, ROOT)

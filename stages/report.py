@@ -30,9 +30,13 @@ FOLDERS = ["data/rollouts", "data/annotated", "data/rl", "reports/curate", "repo
 """Folders with an entry per domain."""
 
 
+def prune(context: StageContext) -> None:
+    """Remove what unlisted domains left in the inputs."""
+    keep_only(context.root, context.params.domains, FOLDERS)
+
+
 def run(context: StageContext) -> None:
     params = cast(Params, context.params)
-    keep_only(context.root, params.domains, FOLDERS)
     inputs = load_inputs(context.root, params)
 
     # All episodes: the viewer's files, and how often each pattern of behaviour occurs. Learnt values of states are computed
@@ -70,4 +74,4 @@ def run(context: StageContext) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(stage_run("report", run, params, open_tracker))
+    raise SystemExit(stage_run("report", run, params, open_tracker, prune=prune))

@@ -119,6 +119,11 @@ def write_outputs(
     context.artifact(context.reports / "sft" / "history.csv")
 
 
+def prune(context: StageContext) -> None:
+    """Remove what unlisted domains left in the inputs."""
+    keep_only(context.root, context.params.domains, ["data/curated"])
+
+
 def run(context: StageContext) -> None:
     from stages.agent.chat import Chat
     from stages.agent.policy import load_policy
@@ -129,8 +134,6 @@ def run(context: StageContext) -> None:
 
     section: Sft = context.params.sft
     context.log_params(section.model_dump())
-    if context.main:
-        keep_only(context.root, context.params.domains, ["data/curated"])
     if section.demonstrations == 0:
         if context.main:
             keep_base(context)
@@ -155,4 +158,4 @@ def run(context: StageContext) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(stage_run("sft", run, params, open_tracker, launched=True))
+    raise SystemExit(stage_run("sft", run, params, open_tracker, launched=True, prune=prune))

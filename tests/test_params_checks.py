@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -223,3 +224,31 @@ def test_fsdp_with_archer_is_rejected_when_sft_starts(tmp_path: Path) -> None:
         check("split.yaml", "archer")
     with pytest.raises(ParamsError, match=r"none\.yaml does not exist"):
         check("none.yaml", "grpo")
+
+
+@pytest.mark.parametrize(
+    ("constraint", "more", "message"),
+    [
+        ({}, {"resources": {"engine": {"kind": "vllm"}}}, "masks tokens, which resources.engine.kind vllm can't"),
+        ({}, {"evaluate": {"scaffold": {"think": "plan"}}}, "evaluate.scaffold.think adds turns"),
+        ({"renormalise": False}, {"rl": {"sampling": {"top_k": 8}}}, "no update knows how likely a token was"),
+        ({"renormalise": False}, {"rl": {"sampling": {"top_p": 0.9}}}, "no update knows how likely a token was"),
+    ],
+)
+def test_a_constraint_must_fit_what_draws_and_trains(constraint: dict, more: dict, message: str) -> None:
+    own = {"per_domain": {"search": {"environment": {"constraint": {"spec": "react", **constraint}}}}, "domains": ["search"]}
+    params = parse_params(deep_merge(deep_merge(yaml.safe_load((ROOT / "params.yaml").read_text()), own), more), "params.yaml")
+    with pytest.raises(ParamsError, match=re.escape(message)):
+        check_domains(params)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ({"domains": ["serch"], "regex": "x"}, "report.patterns.own.domains: serch is not among domains and evaluate.transfer"),
+        ({"predicate": "nomod:f"}, "report.patterns.own.predicate: nomod:f can't be imported"),
+    ],
+)
+def test_patterns_are_checked_before_anything_runs(pattern: dict, message: str) -> None:
+    with pytest.raises(ParamsError, match=re.escape(message)):
+        check_domains(parse_params(deep_merge(MINIMAL, {"report": {"patterns": {"own": pattern}}})))

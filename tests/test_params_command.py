@@ -181,3 +181,36 @@ def test_file_of_an_earlier_release_is_migrated(
     assert params.main() == 0
     assert path.read_text() == text
     assert "is up to date" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("absent", "line"),
+    [
+        (
+            "model.thinking",
+            "add `thinking: null`, its default, below model: dvc.yaml lists model.thinking, and DVC knows no defaults",
+        ),
+        ("resources.launch", "add `launch: null`, its default, below resources: "),
+        ("annotate", "add `annotate: {}`, its default, at the top level: "),
+        ("evaluate.transfer", "add `transfer: []`, its default, below evaluate: "),
+        ("per_domain.search.rl", "add `rl: {}`, its default, below per_domain.search: "),
+        ("per_domain.keydoor.rl", None),
+        ("rl.seed", None),
+    ],
+)
+def test_keys_that_dvc_needs_must_be_in_the_file(
+    tmp_path: Path, applied: Callable[[Path, Path], tuple[int, str]], absent: str, line: str | None
+) -> None:
+    """Contract: a file that the check accepts does not fail in DVC, which knows no defaults."""
+    values = section = yaml.safe_load((ROOT / "params.yaml").read_text())
+    *outer, name = absent.split(".")
+    for part in outer:
+        section = section[part]
+    del section[name]
+    shutil.copy(ROOT / "dvc.yaml", tmp_path)
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(values))
+    (tmp_path / "overlay.yaml").write_text("seed: 1\n")
+    code, stderr = applied(tmp_path / "params.yaml", tmp_path / "overlay.yaml")
+    assert code == (2 if line else 0)
+    assert stderr.startswith(f"params.yaml: {line}" if line else "")
+    assert stderr.count("its default") == bool(line)

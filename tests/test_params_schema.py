@@ -107,6 +107,18 @@ def test_explain_shows_fields_defaults_and_readers() -> None:
     assert "read by the stages annotate" in one
     assert "stages/annotation/selection.py" in one
     assert "prior_temperature" not in one
-    for key, near in (("rl.los", "'loss'"), ("rl.steps.more", "no keys of its own"), ("what", "Known here")):
+    own = schema.explain_key(params.Params, "per_domain.search.rl.steps", ROOT)
+    assert "read by the stages rl\n" in own
+    for key in ("per_domain.search.environment", "per_domain.search.environment.echo_query"):
+        found = schema.explain_key(params.Params, key, ROOT)
+        assert "read by the stages curate, transfer, rollout, annotate, rl\n" in found
+        assert "The environment's own keys: docs/environments.md" in found
+    assert "Overrides of `rl`" in schema.explain_key(params.Params, "per_domain.search", ROOT)
+    for key, near in (
+        ("per_domain.search.rll", "'rl'"),
+        ("rl.los", "'loss'"),
+        ("rl.steps.more", "no keys of its own"),
+        ("what", "Known here"),
+    ):
         with pytest.raises(ParamsError, match=near):
             schema.explain_key(params.Params, key, ROOT)

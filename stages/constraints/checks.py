@@ -23,9 +23,9 @@ def contradiction(params: RunParams, constraint: Constraint | None, domain: str)
         sampling = params.section("rl", domain).sampling
         if sampling.top_k or sampling.top_p < 1.0:
             return (
-                "environment.constraint.renormalise: false records probabilities among all tokens, and rl.sampling.top_k or top_p "
-                "those among the kept ones, so that no update knows how likely a token was: set renormalise to true, or top_k to 0 "
-                "and top_p to 1"
+                "environment.constraint.renormalise: false records probabilities among all tokens, and rl.sampling.top_k or "
+                "top_p those among the kept ones, so that no update knows how likely a token was: set renormalise to true, or "
+                "top_k to 0 and top_p to 1"
             )
     if params.evaluate.scaffold.think != "none":
         return (

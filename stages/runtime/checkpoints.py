@@ -29,7 +29,8 @@ class Checkpoints:
     """
 
     def __init__(self, context: StageContext, more: Mapping[str, str] | None = None, classes: Sequence[type] = ()) -> None:
-        key = json.dumps({**input_hashes(context.root, context.name, context.domain), **(more or {})}, sort_keys=True)
+        now = input_hashes(context.root, context.name, context.domain)
+        key = json.dumps({**now, **context.edited, **(more or {})}, sort_keys=True)
         self.parent = context.root / ".bellwether" / "checkpoints" / context.title
         self.folder = self.parent / hashlib.sha256(key.encode()).hexdigest()[:16]
         self.classes: list[Any] = list(classes)

@@ -154,9 +154,10 @@ def measured(root: Path, title: str, inputs: str, started: float = 0.0) -> Itera
     finally:
         memory()
         found, largest = spans.totals(), _largest_process()
+        paused = found.seconds.pop(spans.PAUSED, 0.0)
         cost = Cost(
             inputs=inputs,
-            seconds=round(before.seconds + started + time.perf_counter() - begun - found.seconds.get("paused", 0.0), 3),
+            seconds=round(before.seconds + started + time.perf_counter() - begun - paused, 3),
             cpu_seconds=round(before.cpu_seconds + _cpu_seconds(), 3),
             peak_bytes=max(before.peak_bytes, largest),
             peak_tree_bytes=max(before.peak_tree_bytes, largest, memory.peak),

@@ -67,11 +67,17 @@ def dvc_hash(path: Path) -> str:
     return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest() + ".dir"
 
 
-def input_hashes(root: Path, name: str, domain: str | None) -> dict[str, str]:
-    """Hashes of the stage's dependencies and parameters in dvc.yaml: its identity for resuming."""
+CODE = "stages"
+"""The folder of the stages' code."""
+
+
+def input_hashes(root: Path, name: str, domain: str | None, only_edited: bool = False) -> dict[str, str]:
+    """Hashes of the stage's dependencies and parameters in dvc.yaml: its identity for resuming. only_edited: of its code and
+    parameters, which people edit while it runs."""
     entry = stage_entry(root, name, domain)
-    hashes = {dep: dvc_hash(root / dep) for dep in entry.get("deps", []) if (root / dep).exists()}
-    values = read_yaml(root / "params.yaml")
+    listed = [dep for dep in entry.get("deps", []) if not only_edited or dep.split("/")[0] == CODE]
+    hashes = {dep: dvc_hash(root / dep) for dep in listed if (root / dep).exists()}
+    values = read_yaml(root / "params.yaml") if "params" in entry else {}
     for key in entry.get("params", []):
         if isinstance(key, dict):  # an entire file
             hashes.update({f"params:{file}": dvc_hash(root / file) for file in key})

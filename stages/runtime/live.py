@@ -95,8 +95,12 @@ def request(root: Path, title: str, wanted: str, by: str) -> str:
     if title not in {state.title for state in running}:
         known = ", ".join(state.title for state in running)
         raise ValueError(f"{title} does not run" + (f"; running: {known}" if known else ""))
-    atomic_text(root / FOLDER / title / REQUEST, json.dumps({"wanted": wanted, "by": by}), durable=False)
+    _write_request(root / FOLDER / title, wanted, by)
     return {PAUSE: "pauses after this step", RESUME: "goes on", STOP: "stops after this step and leaves a checkpoint"}[wanted]
+
+
+def _write_request(folder: Path, wanted: str, by: str) -> None:
+    atomic_text(folder / REQUEST, json.dumps({"wanted": wanted, "by": by}), durable=False)
 
 
 class Live:
@@ -108,12 +112,18 @@ class Live:
         self.wrote_episodes = float("-inf")
 
     def begin(self, label: str, total: int, history: Sequence[Mapping[str, float]]) -> None:
-        """Replace what an earlier run told; requests to it are void."""
+        """Replace what an earlier run told. Requests to it are void, but one made during the last step of this process's previous
+        loop, which came too late for that loop, is left for this one to obey."""
+        earlier, pid = read_state(self.folder), os.getpid()
+        previous = ("finished", pid, process_identity(pid))
+        own = earlier is not None and (earlier.phase, earlier.pid, earlier.process) == previous
+        held = self.wanted() if own else ("", "")
         with suppress(OSError):
             shutil.rmtree(self.folder, ignore_errors=True)
             (self.folder / EPISODES).mkdir(parents=True)
             atomic_text(self.folder / HISTORY, "".join(json.dumps(dict(row)) + "\n" for row in history), durable=False)
-        pid = os.getpid()
+            if held[0]:
+                _write_request(self.folder, *held)
         self._tell(State(self.state.title, label, total, len(history), "running", pid, process_identity(pid)))
 
     def _tell(self, state: State) -> None:

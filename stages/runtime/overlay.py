@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from stages.runtime.files import atomic_file, atomic_text
+from stages.runtime.listed_keys import listed_keys
 from stages.runtime.validation import MOVED, RENAMED, ParamsError, parse_yaml
-from stages.runtime.yaml_files import read_yaml
 
 
 def _round_trip() -> Any:
@@ -126,9 +126,7 @@ def write_params(path: Path, text: str) -> None:
 def migrate(path: Path, defaults: Mapping[str, Any], pipeline: Path, check: Callable[[Mapping[str, Any], str], Any]) -> None:
     """Migrate a params.yaml of an earlier release (`migrated`) and print the changes. If `check` raises ParamsError for the
     result, the file is unchanged."""
-    stages = read_yaml(pipeline)["stages"].values()
-    listed = {key for stage in stages for key in stage.get("params", ()) if isinstance(key, str)}
-    made = migrated(path, defaults, listed)
+    made = migrated(path, defaults, listed_keys(pipeline))
     check(parse_yaml(made.text.encode(), path), f"{path.name}, migrated")
     for name, text in made.moved.items():
         target = path.resolve().parent / name

@@ -189,11 +189,12 @@ def page(root: type[BaseModel]) -> str:
 
 
 def _find(root: type[BaseModel], key: str) -> tuple[str, type[BaseModel], str | None]:
-    """Place and section of `key`, and the field's name unless `key` is itself a section. Raises ParamsError."""
+    """Place and section of `key`, and the field's name unless `key` is itself a section or a domain. Raises ParamsError."""
     section, parts = root, key.split(".")
     passed: list[str] = []
-    if parts[0] == "per_domain" and len(parts) > 2 and parts[2] in root.model_fields:
-        parts = parts[2:]  # a domain's overrides have the section's own keys
+    if parts[0] == "per_domain":
+        # A domain's overrides have the section's own keys; those of its environment are not known here.
+        parts = parts[2:] if len(parts) > 2 and parts[2] in root.model_fields else ["per_domain", *parts[2:3]]
     for number, part in enumerate(parts):
         if part not in section.model_fields:
             raise ParamsError(f"unknown key '{key}'.{nearest(part, list(section.model_fields))}")
@@ -210,6 +211,7 @@ def _find(root: type[BaseModel], key: str) -> tuple[str, type[BaseModel], str | 
 def _stages(root: Path, key: str) -> list[str]:
     """The stages that dvc.yaml reruns after an edit of `key`, without the report, which shows all parameters."""
     entries = read_yaml(root / "dvc.yaml")["stages"]
+    key = re.sub(r"^per_domain\.[^.]+", "per_domain.${item.domain}", key)
 
     def reads(listed: Any) -> bool:
         return (isinstance(listed, str) and f"{key}.".startswith(f"{listed}.")) or f"{listed}.".startswith(f"{key}.")

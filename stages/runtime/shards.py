@@ -44,13 +44,15 @@ class Shard:
 
 
 def _processes(command: list[str], root: Path, count: int) -> int:
-    """Run all shards as processes on this machine; returns their largest exit code."""
+    """Run all shards as processes on this machine; returns their largest exit code: as in a shell, 128 + signal for one that
+    a signal ended."""
     environment = {**os.environ, BESIDE: str(count)}
     running: list[subprocess.Popen] = []
     try:
         for index in range(1, count + 1):
             running.append(subprocess.Popen([*command, "--shard", f"{index}/{count}"], cwd=root, env=environment))
-        return max(process.wait() for process in running)
+        codes = [process.wait() for process in running]
+        return max(code if code >= 0 else 128 - code for code in codes)
     finally:
         for process in running:
             if process.poll() is None:

@@ -18,6 +18,8 @@ from typing import Any, Self
 
 START, OTHER = "start", "other"
 PAUSED = "paused"
+"""A pause that someone asked for: no part of the stage's time (stages.runtime.costs)."""
+COLLECTING = "collecting"
 """A span that is not counted: the process only waits for others, which do all the work and whose totals are added."""
 
 
@@ -124,7 +126,7 @@ def totals() -> Totals:
     _clock.charge()
     found = Totals()
     found.add(_clock.totals)
-    found.seconds.pop(PAUSED, None)
+    found.seconds.pop(COLLECTING, None)
     return found
 
 
@@ -138,7 +140,7 @@ def collected(results: Iterable[tuple[Any, Totals]]) -> Iterator[Any]:
     """The values of `timed` calls in other processes, whose totals are added to this process's as they arrive."""
     arriving = iter(results)
     while True:
-        with span(PAUSED):
+        with span(COLLECTING):
             found = next(arriving, None)
         if found is None:
             return
@@ -147,5 +149,6 @@ def collected(results: Iterable[tuple[Any, Totals]]) -> Iterator[Any]:
 
 
 def add(more: Totals) -> None:
-    """Add the totals of another process to this one's."""
+    """Add the totals of another process to this one's, without its pauses: processes that share a stage's work pause together."""
+    more.seconds.pop(PAUSED, None)
     _clock.totals.add(more)

@@ -10,9 +10,9 @@ import argparse
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, TypeVar
 
@@ -57,6 +57,8 @@ class StageContext:
     """The processes that share the work of a stage on the CPU, where there are several."""
     shard: Shard | None = None
     """The share of the stage's chunks to compute and save as checkpoints; None for the complete stage."""
+    edited: Mapping[str, str] = field(default_factory=dict)
+    """Hashes of the code and parameters that the stage started with, whatever the files hold by now."""
 
     @property
     def title(self) -> str:
@@ -142,12 +144,14 @@ OpenTracker = Callable[[Path, str, "str | None", Any], Tracker]
 @dataclass(frozen=True)
 class Kind:
     """per_domain: the stage takes --domain; launched: it trains, and starts under `accelerate launch` if resources.launch says
-    so; sharded: it can be divided (--shard, resources.shards); forked: resources.workers divide it on a CPU."""
+    so; sharded: it can be divided (--shard, resources.shards); forked: resources.workers divide it on a CPU; prune: removes
+    unlisted domains from its inputs (stages.runtime.unlisted_domains)."""
 
     per_domain: bool = False
     launched: bool = False
     sharded: bool = False
     forked: bool = False
+    prune: Callable[[StageContext], object] | None = None
 
 
 def _options(name: str, kind: Kind) -> tuple[str | None, str | None]:
@@ -180,6 +184,7 @@ def _prepare(name: str, kind: Kind, settings: Settings, open_tracker: OpenTracke
     if kind.launched and params.resources.launch and LAUNCHED not in os.environ:
         settings.check_launch(params, root)
         launch(root, name, params.resources.launch)
+    edited = input_hashes(root, name, domain, only_edited=True)
     if shard or (kind.launched and LAUNCHED in os.environ):
         params = share_machine(params, int(os.environ.get(BESIDE, "1")))
     quiet_environment(params.resources.threads, not params.model.path.startswith("hub:"))
@@ -189,14 +194,33 @@ def _prepare(name: str, kind: Kind, settings: Settings, open_tracker: OpenTracke
         team = around.enter_context(started(resources.workers, LIBRARIES))
     main = team.index == 0 if team else not kind.launched or os.environ.get("RANK", "0") == "0"
     tracker = open_tracker(root, name, domain, params) if main and not shard else Tracker()
-    return StageContext(name, domain, params, root, tracker, main, team, shard)
+    return StageContext(name, domain, params, root, tracker, main, team, shard, edited)
+
+
+class EditedError(Exception):
+    """Code or parameters changed while the stage ran."""
+
+
+def _refuse_edits(context: StageContext) -> None:
+    """Raise EditedError if the stage's code or parameters are not those it started with. DVC reads them when the stage has ended,
+    so it would record the outputs as made from the new ones and not make them again."""
+    now = input_hashes(context.root, context.name, context.domain, only_edited=True)
+    changed = sorted(key for key in {*now, *context.edited} if now.get(key) != context.edited.get(key))
+    if changed:
+        named = ", ".join(key.removeprefix("params:") for key in changed)
+        raise EditedError(
+            f"edited in params.yaml or the code while the stage ran: {named}. Its results are from before the edit, so DVC must "
+            f"not record them: run the stage again"
+        )
 
 
 def _run(context: StageContext, run: Callable[[StageContext], None], kind: Kind) -> None:
     """Run the stage's shards, if any, then the stage, with its GPU locked, its cost measured, and inputs and outputs tracked."""
     root, name, domain, params = context.root, context.name, context.domain, context.params
     whole = context.main and not context.shard
-    hashes = input_hashes(root, name, domain)
+    if whole and kind.prune:
+        kind.prune(context)  # before inputs are hashed: shards and forks find their checkpoints by the same hash as this process
+    hashes = {**input_hashes(root, name, domain), **context.edited}
     waited = 0.0
     with ExitStack() as around:
         # The GPU of a shard is locked by the stage that started it.
@@ -212,6 +236,8 @@ def _run(context: StageContext, run: Callable[[StageContext], None], kind: Kind)
         run(context)
         if context.team:
             _add_spans(context.team)
+        if whole:
+            _refuse_edits(context)
     if whole:
         cost = read_cost(root, context.title)
         for figure, value in speed(cost).items() if cost else ():
@@ -266,9 +292,10 @@ def stage_run(
     launched: bool = False,
     sharded: bool = False,
     forked: bool = False,
+    prune: Callable[[StageContext], object] | None = None,
 ) -> int:
     """Run one stage from the command line; returns the exit code (0 done; FAILED; BAD_PARAMETERS). See Kind."""
-    kind = Kind(per_domain, launched, sharded, forked)
+    kind = Kind(per_domain, launched, sharded, forked, prune)
     with ExitStack() as around:
         try:
             context = _prepare(name, kind, settings, open_tracker, around)
@@ -302,6 +329,9 @@ def _tracked(context: StageContext, work: Callable[[], None]) -> int:
         if isinstance(error, TeamError) and error.code:
             return error.code  # so that the process in which a cause appears does not decide whether a retry may help
         return FAILED if isinstance(error, OSError) and not isinstance(error, FileNotFoundError) else BAD_PARAMETERS
+    except EditedError as error:
+        print(f"{context.title}: {error}", file=sys.stderr)
+        return FAILED
     except StoppedError as error:
         status = "KILLED"
         if context.main:

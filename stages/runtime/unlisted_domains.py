@@ -6,6 +6,8 @@ import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from stages.runtime.run_params import RunParams
+
 
 def keep_only(root: Path, domains: Sequence[str], folders: Iterable[str]) -> list[Path]:
     """Remove and print entries of `folders` (relative to `root`) that belong to no listed domain; returns their paths.
@@ -27,3 +29,9 @@ def keep_only(root: Path, domains: Sequence[str], folders: Iterable[str]) -> lis
             removed.append(path)
             print(f"removed {folder}/{path.name}: not one of the domains {', '.join(domains)}", flush=True)
     return removed
+
+
+def keep_packages(root: Path, params: RunParams) -> list[Path]:
+    """`keep_only` for the packages' versions (stages/runtime/packages.py). Of the stages that depend on their folder only the
+    first, merge, may call it: a later one would change merge's inputs after it has run, and DVC would run it again."""
+    return keep_only(root, [*params.domains, *params.evaluate.transfer], ["data/packages/environments"])

@@ -200,3 +200,12 @@ def parse_yaml(data: bytes, path: Path, may_be_empty: bool = False) -> dict[str,
     if not isinstance(values, dict):
         raise ParamsError(f"{path} must hold a mapping of sections")
     return values
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """The mapping in params.yaml, or in a file of its format. Raises ParamsError, also without the file."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise ParamsError(f"{path} does not exist; restore it with 'git checkout params.yaml'") from error
+    return parse_yaml(data, path)

@@ -7,11 +7,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import sqlite3
+import subprocess
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from checkout import Checkout
+from checkout import DVC, Checkout
 
 from benchmarks.nodes import CLUSTERS
 from stages.records.episode import read_rows
@@ -149,11 +151,30 @@ def test_removed_domain_leaves_no_trace_and_is_restored_when_listed_again(done: 
     assert not (done.root / "data" / "curated" / "textworld").exists()
     curated = {item["path"]: item for item in done.lock["sft"]["deps"]}["data/curated"]
     assert curated["nfiles"] < {item["path"]: item for item in lock["sft"]["deps"]}["data/curated"]["nfiles"]
+    assert done.repro()[0][-3:] == ["merge", "evaluate", "report"]
+    assert done.changed == []
     (done.root / "params.yaml").write_text(params)
     ran, restored = done.repro()
     assert ran == []
     assert "sft" in restored
     assert done.lock == lock
+
+
+@pytest.mark.slow
+def test_stage_whose_parameters_were_edited_while_it_ran_runs_again(done: Checkout) -> None:
+    """Contract: DVC hashes parameters when a stage has ended, and yet records no results of earlier ones."""
+    done.edit({"per_domain": {"search": {"rl": {"steps": 20}}}})
+    command = [*DVC, "repro", "--single-item", "rl@search"]
+    with subprocess.Popen(command, cwd=done.root, env=done.env, stderr=subprocess.PIPE, text=True) as process:
+        while not list((done.root / ".bellwether/checkpoints/rl@search").glob("*/*.pt")):
+            assert process.poll() is None, "rl ended before it wrote a checkpoint"
+            time.sleep(0.01)
+        done.edit({"per_domain": {"search": {"rl": {"steps": 3}}}})
+        message = process.communicate()[1]
+    assert process.returncode
+    assert "rl@search: edited in params.yaml or the code while the stage ran: per_domain.search.rl." in message
+    assert done.repro("--single-item", "rl@search") == (["rl@search"], [])
+    assert done.lock["rl@search"]["params"]["params.yaml"]["per_domain.search.rl"] == {"steps": 3}
 
 
 @pytest.mark.parametrize(

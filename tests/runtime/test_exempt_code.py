@@ -32,6 +32,7 @@ WHOLE = "writes a complete file or none, whatever its content"
 ALLOWED_IMPORTS = {
     "stages.runtime.checkpoints.Checkpoints": "an output is the same with and without them",
     "stages.runtime.unlisted_domains.keep_only": "stages read the domains that params.yaml lists, whatever else there is",
+    "stages.runtime.unlisted_domains.keep_packages": "stages read the domains that params.yaml lists, whatever else there is",
     "stages.runtime.files.atomic_bytes": WHOLE,
     "stages.runtime.files.atomic_file": WHOLE,
     "stages.runtime.files.atomic_files": WHOLE,
@@ -50,6 +51,7 @@ ALLOWED_IMPORTS = {
     "stages.runtime.progress.Progress": "shows progress",
     "stages.runtime.shards.Shard": "which chunks a process computes; the bytes are the same without shards",
     "stages.runtime.spans": "measures time",
+    "stages.runtime.spans.PAUSED": "measures time",
     "stages.runtime.spans.span": "measures time",
     "stages.runtime.stage.StageContext": "paths and logging",
     "stages.runtime.stage.stage_run": "starts a stage",

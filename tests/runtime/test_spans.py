@@ -93,6 +93,22 @@ def test_waiting_for_a_pool_is_not_counted(clock: FakeClock) -> None:
     assert sum(found.seconds.values()) == 14
 
 
+def test_pause_is_no_part_of_the_stages_time(clock: FakeClock, tmp_path: Path) -> None:
+    """Contract: a stage that trains 5 s and is paused 100 s took 5 s, also where another process paused with it."""
+    with measured(tmp_path, "rl@search", "a"):
+        with spans.span("training"):
+            clock.advance(5)
+            with spans.span(spans.PAUSED):
+                clock.advance(100)
+        other = spans.Totals()
+        other.seconds.update({"training": 5.0, spans.PAUSED: 100.0})
+        spans.add(other)
+    cost = read_cost(tmp_path, "rl@search")
+    assert cost is not None
+    assert cost.seconds == 5
+    assert {name: seconds for name, seconds in cost.spans.items() if seconds} == {"training": 10}
+
+
 def test_forks_count_from_zero_and_are_summed() -> None:
     spans.restart(uptime=1000)
     spans.count("sampled_tokens", 5)

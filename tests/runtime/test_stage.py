@@ -11,14 +11,18 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from stages import params
+from stages import evaluate, merge, params
 from stages.params import parse_params
 from stages.runtime import spans
 from stages.runtime import stage as runtime
+from stages.runtime.checkpoints import Checkpoints
 from stages.runtime.costs import read_cost
+from stages.runtime.lineage import stage_entry
+from stages.runtime.shards import _processes
 from stages.runtime.speed import speed
 from stages.runtime.stage import BAD_PARAMETERS, FAILED, StageContext, own_gpu, stage_run, uses_gpu
 from stages.runtime.tracker import Tracker
@@ -113,7 +117,7 @@ def test_stage_logs_its_speed(project: Path, monkeypatch: pytest.MonkeyPatch, fo
                 time.sleep(0.05)
 
     (project / "params.yaml").write_text("domains: [search]\nper_domain: {search: {}}\nresources: {workers: 3, device: cpu}\n")
-    monkeypatch.setattr(runtime, "input_hashes", lambda *_: {})
+    monkeypatch.setattr(runtime, "input_hashes", lambda *_, **__: {})
     monkeypatch.setattr(runtime, "output_hashes", lambda *_: {})
     assert stage_run("rollout", run, params, lambda *_: Recording(), forked=forked) == 0
     cost = read_cost(project, "rollout")
@@ -140,6 +144,108 @@ def test_unsupported_model_stops_every_stage(project: Path, capsys: pytest.Captu
     message = capsys.readouterr().err
     assert "params.yaml: model.path:" in message
     assert "T5ForConditionalGeneration (model_type t5) is not supported: it has an encoder" in message
+
+
+PIPELINE = """
+stages:
+  rollout: {cmd: "-", deps: [stages/engine, data/curated, data/models/rl], params: [seed, rollout]}
+"""
+
+
+@pytest.fixture
+def pipeline(project: Path) -> Path:
+    (project / "dvc.yaml").write_text(PIPELINE)
+    for name in ("stages/engine/engine.py", "data/curated/search/tasks", "data/curated/gone/tasks"):
+        (project / name).parent.mkdir(parents=True)
+        (project / name).write_text("1")
+    return project
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "named"),
+    [
+        ("params.yaml", "rollout: {attempts: 3}\n", "rollout"),
+        ("stages/engine/engine.py", "# other\n", "stages/engine"),
+        ("params.yaml", "rl: {steps: 3}\n", None),
+        ("data/curated/search/tasks", "2", None),
+    ],
+)
+def test_results_from_before_an_edit_are_not_recorded(
+    pipeline: Path, capsys: pytest.CaptureFixture[str], file: str, line: str, named: str | None
+) -> None:
+    """Contract: DVC, which hashes parameters and code after a stage, records no results of earlier ones. Edits of what the stage
+    does not read are no failure."""
+
+    def run(context: StageContext) -> None:
+        with (pipeline / file).open("a") as handle:
+            handle.write(line)
+
+    assert stage_run("rollout", run, params, open_tracker) == (FAILED if named else 0)
+    expected = f"rollout: edited in params.yaml or the code while the stage ran: {named}. Its results are from before the edit"
+    assert (expected in capsys.readouterr().err) == bool(named)
+    cost = read_cost(pipeline, "rollout")
+    assert cost is not None
+    assert cost.done != bool(named)
+    assert stage_run("rollout", lambda context: None, params, open_tracker) == 0
+
+
+def test_checkpoints_belong_to_the_parameters_that_the_stage_started_with(pipeline: Path) -> None:
+    """Contract: state computed with earlier parameters is never resumed with those of an edit."""
+    folders = []
+
+    def run(context: StageContext) -> None:
+        if not folders:
+            (pipeline / "params.yaml").write_text("domains: [search]\nper_domain: {search: {}}\nseed: 7\n")
+        folders.append(Checkpoints(context).folder)
+
+    assert [stage_run("rollout", run, params, open_tracker) for _ in range(2)] == [FAILED, 0]
+    assert folders[0] != folders[1]
+
+
+@pytest.mark.parametrize("line", ["resources: {workers: 2, device: cpu}\n", "resources: {shards: {count: 2}}\n"])
+def test_unlisted_domains_are_removed_before_work_is_divided(pipeline: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    """Contract: forks, shards and the process that collects their work have the same inputs, and so share their checkpoints."""
+    with (pipeline / "params.yaml").open("a") as handle:
+        handle.write(line)
+    monkeypatch.setattr(runtime, "LIBRARIES", ())
+    seen = pipeline / "seen"
+
+    def run(context: StageContext) -> None:
+        with seen.open("a") as handle:
+            handle.write(f"{Checkpoints(context).folder.name}\n")
+
+    def shards(root: Path, stage: str, domain: str | None, settings: object) -> None:
+        monkeypatch.setattr(sys, "argv", ["stage", "--shard", "1/2"])
+        assert stage_run(stage, run, params, open_tracker, sharded=True) == 0
+
+    monkeypatch.setattr(runtime, "run_shards", shards)
+    assert stage_run("rollout", run, params, open_tracker, sharded=True, forked=True, prune=merge.prune) == 0
+    found = seen.read_text().split()
+    assert len(found) > 1
+    assert len(set(found)) == 1
+
+
+@pytest.mark.parametrize("stage", [merge, evaluate])
+def test_joining_stages_remove_unlisted_domains_from_all_their_inputs(project: Path, stage: ModuleType) -> None:
+    """Contract: after `domains` is shortened, no stage removes inputs of an earlier one, which DVC would then run again."""
+    name = stage.__name__.rpartition(".")[2]
+    folders = {"data/curated", "data/transfer", "data/models/q", "data/models/rl", "data/packages/environments"}
+    joined = folders & set(stage_entry(ROOT, name, None)["deps"])
+    assert len(joined) >= 3
+    for folder in joined:
+        (project / folder / "gone").mkdir(parents=True)
+        (project / folder / "gone.json").write_text("[]")
+        (project / folder / "search").mkdir()
+    values = parse_params({"domains": ["search"], "per_domain": {"search": {}}})
+    stage.prune(StageContext(name, None, values, project, Tracker()))
+    left = {folder for folder in joined if (project / folder / "gone.json").exists()}
+    assert left == ({"data/packages/environments"} if stage is evaluate else set())  # merge, which comes first, removes these
+
+
+def test_shard_that_a_signal_ends_has_failed(tmp_path: Path) -> None:
+    """Contract: a shard that is killed, e.g. for lack of memory, does not count as done."""
+    kill = "import os, sys; os.kill(os.getpid(), 9) if '1/2' in sys.argv else None"
+    assert _processes([sys.executable, "-c", kill], tmp_path, 2) == 128 + 9
 
 
 COMMANDS = [

@@ -131,6 +131,22 @@ def test_an_earlier_request_is_void_and_a_dead_stage_is_stopped(tmp_path: Any) -
     assert read_state(second.folder).phase == "stopped"
 
 
+def test_request_during_the_last_step_of_a_warm_start_reaches_the_training(tmp_path: Any) -> None:
+    """Contract: what a request was promised happens, although the loop that it was made to has no step left."""
+    first = Live(tmp_path, TITLE)
+    first.begin("warm_start", 1, [])
+    request(tmp_path, TITLE, STOP, "test")
+    first.step({"step": 1.0})
+    first.end("finished")
+    second = Live(tmp_path, TITLE)
+    second.begin("training", 3, [])
+    assert second.wanted() == (STOP, "test")
+    second.note("stopped after step 1 (test)", "stopped")
+    third = Live(tmp_path, TITLE)
+    third.begin("training", 3, [])
+    assert third.wanted() == ("", "")
+
+
 def test_all_processes_stop_together(tmp_path: Any) -> None:
     """The first process reads the request; the others, which might otherwise wait for it in vain, follow."""
     Live(tmp_path, TITLE).begin("training", 3, [])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from stages.records.episode import sample_schema, write_table
 from stages.runtime.live import PAUSE, POLL_S, STOP, Live, StoppedError
-from stages.runtime.spans import span
+from stages.runtime.spans import PAUSED, span
 
 if TYPE_CHECKING:
     from stages.runtime.stage import StageContext
@@ -60,7 +60,7 @@ class Steering:
             save()
             self._note(f"paused after step {step} ({by})", "paused")
             started = time.monotonic()
-            with span("paused"):
+            with span(PAUSED):
                 while wanted == PAUSE:
                     time.sleep(POLL_S)
                     wanted, by = self._wanted()

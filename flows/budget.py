@@ -20,7 +20,7 @@ from flows import arguments
 from flows.compare import Comparison, Seed, Setting, compare, expanded
 from flows.pipeline import read_params
 from flows.process import ROOT, StageFailedError
-from stages.runtime.command import command
+from stages.runtime.command import command, whole_number
 
 SIZES = {"tasks_per_step": 16, "group_size": 8}
 """Keys of section rl whose product is the episodes of a training step, with their defaults."""
@@ -129,8 +129,8 @@ def budget(budget: Budget = Budget(), root: str = "") -> str:  # noqa: B008
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.budget", description="Compare ways to spend a fixed budget.")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="changes of params.yaml for all splits")
-    parser.add_argument("--total", type=arguments.whole_number(1), default=6400, help="units, in episodes per domain")
-    parser.add_argument("--demo-cost", type=arguments.whole_number(1), default=10, help="episodes that one demonstration costs")
+    parser.add_argument("--total", type=whole_number(1), default=6400, help="units, in episodes per domain")
+    parser.add_argument("--demo-cost", type=whole_number(1), default=10, help="episodes that one demonstration costs")
     parser.add_argument("--demos", type=int, nargs="+", help="demonstrations of each split; the rest is spent on episodes")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(5)), help="values of rl.seed")
     parser.add_argument("--name", default="budget", help="name of the files in reports/comparisons")

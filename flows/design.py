@@ -23,14 +23,13 @@ from prefect.artifacts import create_table_artifact
 from prefect.states import Completed, State
 from pydantic import BaseModel, ConfigDict, Field
 
-from flows import arguments
 from flows.checkout import run_lock
 from flows.lifecycle import can_be_retried, gpu, logger
 from flows.overrides import OVERRIDE
 from flows.pipeline import gpu_stages
 from flows.process import BAD_PARAMETERS, ROOT, StageFailedError, python_environment, quoted, run_supervised
 from flows.tracked import run_environment
-from stages.runtime.command import command
+from stages.runtime.command import command, whole_number
 
 LARGEST_BUDGET = 100_000
 LOCK = Path(".bellwether") / "design" / "search.lock"
@@ -148,7 +147,7 @@ def main() -> int:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="overrides, such as design.method=random")
     parser.add_argument(
         "--budget",
-        type=arguments.whole_number(1, LARGEST_BUDGET),
+        type=whole_number(1, LARGEST_BUDGET),
         help="designs to evaluate; a larger budget continues the search",
     )
     options = parser.parse_args()

@@ -13,9 +13,8 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from flows import arguments
 from flows.auth import HOSTS
-from stages.runtime.command import command
+from stages.runtime.command import command, port_number
 
 
 def prefect() -> Starlette:
@@ -32,7 +31,7 @@ SERVERS = {"prefect": prefect}
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.local_server", description="Serve to this machine's browsers only.")
     parser.add_argument("server", choices=sorted(SERVERS))
-    parser.add_argument("--port", type=arguments.port, required=True)
+    parser.add_argument("--port", type=port_number, required=True)
     options = parser.parse_args()
     app = SERVERS[options.server]()
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(HOSTS), www_redirect=False)

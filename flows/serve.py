@@ -25,10 +25,10 @@ from typing import Any
 import httpx
 import psutil
 
-from flows import arguments, auth
+from flows import auth
 from flows.pages import MLFLOW_URL, REPORT_URL
 from flows.process import ROOT, TAIL_LINES, python_environment, quoted
-from stages.runtime.command import command
+from stages.runtime.command import command, port_number
 from stages.runtime.files import atomic_text
 
 FOLDER = ROOT / ".bellwether" / "serve"
@@ -296,9 +296,9 @@ def main() -> int:
         prog="python -m flows.serve", description="Serve Prefect, MLflow and the report on 127.0.0.1."
     )
     parser.add_argument("--stop", action="store_true", help="stop the running servers")
-    parser.add_argument("--port", type=arguments.port, default=4200, help="port of Prefect's UI and API")
-    parser.add_argument("--mlflow-port", type=arguments.port, default=5000, help="port of MLflow")
-    parser.add_argument("--report-port", type=arguments.port, default=5001, help="port of the report")
+    parser.add_argument("--port", type=port_number, default=4200, help="port of Prefect's UI and API")
+    parser.add_argument("--mlflow-port", type=port_number, default=5000, help="port of MLflow")
+    parser.add_argument("--report-port", type=port_number, default=5001, help="port of the report")
     options = parser.parse_args()
     if options.stop:
         return stop()

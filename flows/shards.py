@@ -17,8 +17,7 @@ from typing import Any
 from prefect import flow, task
 from prefect.states import State
 
-from flows import arguments
-from stages.runtime.command import command
+from stages.runtime.command import command, whole_number
 
 RETRIES = 2
 BAD_PARAMETERS = 2
@@ -93,7 +92,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Run the shards of a stage on a Dask or Ray cluster.")
     parser.add_argument("stage", choices=["rollout", "annotate", "evaluate"])
     parser.add_argument("--domain", help="domain of rollout and annotate")
-    parser.add_argument("--shards", type=arguments.whole_number(1), required=True, metavar="N")
+    parser.add_argument("--shards", type=whole_number(1), required=True, metavar="N")
     parser.add_argument("--runner", choices=["dask", "ray"], required=True)
     parser.add_argument("--address", help="the cluster's scheduler; default: a local cluster")
     options = parser.parse_args()

@@ -25,7 +25,7 @@ from flows.lifecycle import logger
 from flows.overrides import check_files, check_overrides
 from flows.pipeline import read_params
 from flows.process import BAD_PARAMETERS, ROOT, StageFailedError, capture
-from stages.runtime.command import command
+from stages.runtime.command import command, whole_number
 from stages.runtime.files import atomic_file
 
 ROWS = "data/evaluation/rows.parquet"
@@ -121,7 +121,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.spread", description="Run the lifecycle with several seeds.")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(5)), help="values of seed")
     parser.add_argument("--panel-seed", type=int, default=1, help="seed of the fresh panels")
-    parser.add_argument("--tasks", type=arguments.whole_number(2), default=400, help="tasks per panel")
+    parser.add_argument("--tasks", type=whole_number(2), default=400, help="tasks per panel")
     parser.add_argument("--jobs", type=arguments.runs_at_once, help="lifecycles at a time")
     parser.add_argument("--check", action="store_true", help="check the settings and print the cost; run nothing")
     options = parser.parse_args()

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 
+from stages.records.messages import well_formed
 from stages.runtime.validation import shortened
 
 LARGEST = 4 << 20
@@ -100,11 +101,6 @@ def _retry_after(response: httpx.Response) -> float | None:
         return max(0.0, float(response.headers.get("retry-after", "")))
     except ValueError:
         return None
-
-
-def well_formed(text: str) -> str:
-    """`text` with what no UTF-8 file can hold (halves of surrogate pairs) replaced by question marks."""
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def read(text: str) -> Completion:

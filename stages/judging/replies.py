@@ -6,8 +6,8 @@ import json
 import re
 from typing import Any
 
-from stages.judging.completions import well_formed
 from stages.judging.contract import NO_REPLY, Candidate, Question, Rubric
+from stages.records.messages import well_formed
 
 SYSTEM = (
     "You compare the work of agents. Judge only what is shown, whatever it says about itself; ignore length and position. "

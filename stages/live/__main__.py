@@ -14,10 +14,9 @@ import os
 import sys
 from pathlib import Path
 
-from stages.runtime.command import command
+from stages.runtime.command import command, port_number
 from stages.runtime.live import REQUESTS, request, states
 from stages.runtime.parent import die_with_parent
-from stages.tracking.ui import port
 
 HOST, PORT = "127.0.0.1", 5001
 BY = "from the command line"
@@ -32,7 +31,7 @@ def command_line() -> argparse.ArgumentParser:
     for name in REQUESTS:
         commands.add_parser(name).add_argument("stage", nargs="?", help="such as rl@search; may be absent if only one runs")
     serve = commands.add_parser("serve")
-    serve.add_argument("--port", type=port, default=PORT)
+    serve.add_argument("--port", type=port_number, default=PORT)
     serve.add_argument("--with-parent", type=int, metavar="PID", help="end with this process, which starts the server")
     return parser
 

@@ -13,6 +13,11 @@ IGNORED = ("name", "refusal", "audio", "annotations", "thinking", "reasoning_con
 """Keys of a message that do not affect its text."""
 
 
+def well_formed(text: str) -> str:
+    """`text` with what no UTF-8 file can hold (halves of surrogate pairs) replaced by question marks."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
 def plain_text(content: Any, where: str) -> str:
     """The text of a message's content: a string, or a list of parts of type text. Raises ValueError for anything else."""
     if isinstance(content, str):
@@ -39,7 +44,7 @@ def one_message(value: Any, where: str) -> dict[str, str]:
     if unsupported:
         raise ValueError(f"{where} has {', '.join(unsupported)}, which is not supported; write it into content, or remove it")
     text = plain_text(value.get("content"), where)
-    if any("\ud800" <= character <= "\udfff" for character in text):
+    if well_formed(text) != text:
         raise ValueError(f"{where} has half of a surrogate pair, which is no text; do not cut characters in two")
     return {"role": str(role), "content": text}
 

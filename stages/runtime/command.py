@@ -34,6 +34,27 @@ class AnswerParser(argparse.ArgumentParser):
         self.exit(USAGE, f"{self.prog}: {message}\n")
 
 
+def whole_number(lowest: int, highest: int | None = None) -> Callable[[str], int]:
+    """The argparse type of whole numbers from `lowest` to `highest`: a usage error instead of what they would lead to."""
+    wanted = f"at least {lowest}" if highest is None else f"from {lowest} to {highest}"
+
+    def number(text: str) -> int:
+        try:
+            found = int(text)
+        except ValueError:
+            found = lowest - 1
+        if found < lowest or (highest is not None and found > highest):
+            raise argparse.ArgumentTypeError(f"must be a whole number {wanted}, not {text}")
+        return found
+
+    return number
+
+
+port_number = whole_number(1, 65535)
+port_or_any = whole_number(0, 65535)
+"""0: any that is free."""
+
+
 class OutputClosed(SystemExit):
     """Standard output or standard error was closed. A SystemExit, so that handlers of OSError let it pass."""
 

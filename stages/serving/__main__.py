@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stages.params import Params, load_params
-from stages.runtime.command import command
+from stages.runtime.command import command, port_or_any
 from stages.runtime.workers import quiet_environment
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def main() -> int:
         prog="python -m stages.serving", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default="merged", help="base, sft, rl@<domain>, merged, merged_linear or a folder; see above")
-    parser.add_argument("--port", type=int, default=PORT, help=f"{PORT} if not given; 0: any that is free")
+    parser.add_argument("--port", type=port_or_any, default=PORT, help=f"{PORT} if not given; 0: any that is free")
     parser.add_argument("--engine", choices=ENGINES, default="torch", help="what generates: see resources.engine in params.yaml")
     parser.add_argument("--log", type=Path, metavar="FILE", help="log chat completions for a conversion: docs/conversion.md")
     masked = "log them to this conversion's log, unless --log names another, with its key and kinds of personal data"

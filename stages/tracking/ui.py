@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from stages.runtime.command import command
+from stages.runtime.command import command, port_or_any
 from stages.runtime.files import locked
 from stages.tracking.spool import FOLDER
 from stages.tracking.store import DATABASE, relocate
@@ -31,13 +31,6 @@ MLFLOW_URL, REPORT_PORT = "BELLWETHER_MLFLOW_URL", 5001
 """Environment variable that tells the report's server where MLflow is; the report's port."""
 
 
-def port(text: str) -> int:
-    """The argparse type of a port that a server can listen on."""
-    if not text.isascii() or not text.isdecimal() or not 0 < int(text) < 65536:
-        raise argparse.ArgumentTypeError(f"must be a port from 1 to 65535, not {text}")
-    return int(text)
-
-
 def served(given: Sequence[str]) -> tuple[str, int, list[str]]:
     """The UI's address, the report's port, and the options to pass to `mlflow ui`."""
     parser = argparse.ArgumentParser(prog="python -m stages.tracking.ui", add_help=False, allow_abbrev=False)
@@ -45,7 +38,7 @@ def served(given: Sequence[str]) -> tuple[str, int, list[str]]:
     parser.add_argument("-p", "--port", default=os.environ.get("MLFLOW_PORT") or "5000")
     parser.add_argument("--allowed-hosts", default=os.environ.get("MLFLOW_SERVER_ALLOWED_HOSTS"))
     parser.add_argument("--cors-allowed-origins", default=os.environ.get("MLFLOW_SERVER_CORS_ALLOWED_ORIGINS"))
-    parser.add_argument("--report-port", type=lambda text: 0 if text == "0" else port(text), default=REPORT_PORT)
+    parser.add_argument("--report-port", type=port_or_any, default=REPORT_PORT)
     own, others = parser.parse_known_args(given)
     hosts = own.allowed_hosts or ",".join(f"{host},{host}:*" for host in LOCAL_NAMES)
     origins = own.cors_allowed_origins or ",".join(f"http://{host}:{own.port}" for host in LOCAL_NAMES)

@@ -121,8 +121,10 @@ def test_settings_without_effect_are_rejected(settings: dict[str, Any], message:
 
 def test_settings_are_accepted_where_they_have_an_effect():
     """Contract: pairs.top and bottom also choose the episodes of trajectory_dpo; prior_temperature applies to puct."""
-    Annotate(pairs={"rule": "threshold", "top": 3, "bottom": 1}, q_model={"kind": "trajectory_dpo"})
-    Annotate(selection={"rule": "puct", "prior_temperature": 2.0}, value_model={"rollouts": False})
+    ends = Annotate(pairs={"rule": "threshold", "top": 3, "bottom": 1}, q_model={"kind": "trajectory_dpo"}).pairs
+    assert (ends.top, ends.bottom) == (3, 1)
+    other = Annotate(selection={"rule": "puct", "prior_temperature": 2.0}, value_model={"rollouts": False})
+    assert (other.selection.prior_temperature, other.value_model.rollouts) == (2.0, False)
 
 
 def test_policy_backbone_needs_the_torch_engine():

@@ -24,8 +24,8 @@ from flows.arguments import whole_number
         ("flows.design --budget 0", "argument --budget: must be a whole number from 1 to 100000, not 0"),
         ("flows.serve --port 99999", "argument --port: must be a whole number from 1 to 65535, not 99999"),
         ("flows.local_server prefect --port 0", "argument --port"),
-        ("stages.tracking.ui --report-port 99999", "argument --report-port: must be a port from 1 to 65535, not 99999"),
-        ("stages.live serve --port 99999", "argument --port: must be a port from 1 to 65535, not 99999"),
+        ("stages.tracking.ui --report-port 99999", "argument --report-port: must be a whole number from 0 to 65535, not 99999"),
+        ("stages.live serve --port 99999", "argument --port: must be a whole number from 1 to 65535, not 99999"),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_starts(

@@ -65,6 +65,11 @@ class Loss(Part):
     """Results that the policy wrote for its own searches (SSRL): not trained on, or trained on like its other tokens. Who wrote a
     token is recorded; what a text looks like changes nothing."""
 
+    @property
+    def trains_evidence(self) -> bool:
+        """What `trajectory_batch` takes as `evidence`."""
+        return self.evidence == "include"
+
     @classmethod
     def derive(cls, given: Rl, values: dict[str, Any], max_length: int | None) -> None:
         loss = values["loss"]

@@ -13,6 +13,7 @@ import httpx
 
 from stages.environments.pool.reply import NONE, Reply
 from stages.environments.pool.settings import Server
+from stages.records.messages import well_formed
 from stages.records.reply_cache import ReplyCache
 from stages.runtime.validation import shortened
 
@@ -79,7 +80,7 @@ class ServerBackend:
                 body = answer.json()
                 text = body["choices"][0]["message"].get("content") or ""
                 tokens = (body.get("usage") or {}).get("completion_tokens")
-                text = text.encode("utf-8", "replace").decode()  # without halves of surrogate pairs, which no file holds
+                text = well_formed(text)
                 return Reply(" ".join(text.split()) or NONE, len(text.split()) if tokens is None else int(tokens))
             except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
                 why = f"no chat completion ({error!r})"

@@ -103,7 +103,7 @@ class CloningJob(RlJob):
 
     def updates(self, step: int) -> Iterator[Update]:
         paths = [self.paths[place] for place in self.sampler.batch(step)]
-        batch = trajectory_batch(paths, self.rl.loss.evidence == "include")
+        batch = trajectory_batch(paths, self.rl.loss.trains_evidence)
         loss = cloning_loss(self.models, batch, self.rl.sampling.temperature)
         self.ledger.open(batch.mask)
         yield Update("policy", self.models.plan(batch, range(batch.size)), loss, self.ledger.record)

@@ -137,7 +137,7 @@ class OffPolicy:
         ]
 
     def _batch(self, episodes: Sequence[Episode]) -> TrajectoryBatch:
-        return trajectory_batch(episodes, self.algorithm.rl.loss.evidence == "include")
+        return trajectory_batch(episodes, self.algorithm.rl.loss.trains_evidence)
 
     def _policy_batch(self, *key: object) -> TrajectoryBatch:
         """What the policy learns from: drawn episodes, or its current actions at their states."""

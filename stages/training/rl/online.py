@@ -93,11 +93,15 @@ class OnlineJob(RlJob):
             models = (self.models, algorithm, self.policy_updates, ReplayBuffer(stored, self.rl.replay.capacity), self.engine)
             self.off_policy = OffPolicy(*models, self.chat, self.width, self.max_length, self.seed, self.labels.stream)
         imitation, temperature = self.rl.imitation, self.rl.sampling.temperature
-        self.imitation = SelfImitation(self.models, imitation, temperature, self.evidence) if imitation.ratio else None
+        self.imitation = (
+            SelfImitation(self.models, imitation, temperature, self.rl.loss.trains_evidence) if imitation.ratio else None
+        )
         self.teacher: SelfTeacher | None = None
         if algorithm.needs_teacher:
             known = solutions(self.rl.settings.source, self.curated, self.annotated, str(context.domain))
-            self.teacher = SelfTeacher(self.models, self.chat, self.rl.settings, known, self.max_length, self.evidence)
+            self.teacher = SelfTeacher(
+                self.models, self.chat, self.rl.settings, known, self.max_length, self.rl.loss.trains_evidence
+            )
         self.reannotation: Reannotation | None = None
         if self.rl.reannotate.every:
             parts = (self.models, self.engine, self.chat, self.pool)
@@ -122,11 +126,6 @@ class OnlineJob(RlJob):
         """Turns played so far; turns that branches share count once."""
         self.recent: list[float] = []
         """Success rates of the last RECENT steps."""
-
-    @property
-    def evidence(self) -> bool:
-        """Whether results that the policy wrote itself are trained on."""
-        return self.rl.loss.evidence == "include"
 
     @property
     def curated_tasks(self) -> StaticTasks:
@@ -237,7 +236,7 @@ class OnlineJob(RlJob):
         if self.team is not None:
             self.external = self.team.rows(self.played)
         episodes = [*self.played, *self.external]
-        batch = trajectory_batch(episodes, self.evidence)
+        batch = trajectory_batch(episodes, self.rl.loss.trains_evidence)
         batch = batch if self.team is None else self.team.with_moves(batch, episodes)
         if self.scorer is not None:
             batch = batch.with_extra(self.scorer.score(episodes, self.greedy, step))

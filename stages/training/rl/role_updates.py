@@ -88,9 +88,7 @@ class RoleUpdates:
             if not source.learns(role, step):
                 continue
             algorithm = self.algorithms[role]
-            batch = self.models.annotate(
-                algorithm.shape(trajectory_batch(found, algorithm.rl.loss.evidence == "include")), algorithm
-            )
+            batch = self.models.annotate(algorithm.shape(trajectory_batch(found, algorithm.rl.loss.trains_evidence)), algorithm)
             self.batches[role] = self.policy_updates[role].rescored(algorithm.prepare(batch), step, (*key, role))
 
     def in_order(

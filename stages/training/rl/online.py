@@ -92,16 +92,12 @@ class OnlineJob(RlJob):
             stored = stored_episodes(context, self.rl.replay, self.tasks, self.chat, self.max_length)
             models = (self.models, algorithm, self.policy_updates, ReplayBuffer(stored, self.rl.replay.capacity), self.engine)
             self.off_policy = OffPolicy(*models, self.chat, self.width, self.max_length, self.seed, self.labels.stream)
-        imitation, temperature = self.rl.imitation, self.rl.sampling.temperature
-        self.imitation = (
-            SelfImitation(self.models, imitation, temperature, self.rl.loss.trains_evidence) if imitation.ratio else None
-        )
+        imitation, temperature, evidence = self.rl.imitation, self.rl.sampling.temperature, self.rl.loss.trains_evidence
+        self.imitation = SelfImitation(self.models, imitation, temperature, evidence) if imitation.ratio else None
         self.teacher: SelfTeacher | None = None
         if algorithm.needs_teacher:
             known = solutions(self.rl.settings.source, self.curated, self.annotated, str(context.domain))
-            self.teacher = SelfTeacher(
-                self.models, self.chat, self.rl.settings, known, self.max_length, self.rl.loss.trains_evidence
-            )
+            self.teacher = SelfTeacher(self.models, self.chat, self.rl.settings, known, self.max_length, evidence)
         self.reannotation: Reannotation | None = None
         if self.rl.reannotate.every:
             parts = (self.models, self.engine, self.chat, self.pool)

@@ -125,6 +125,7 @@ def run(context: StageContext) -> None:
         confidence=evaluate.confidence,
         resamples=evaluate.resamples,
         seed=params.seed,
+        split=evaluate.split,
     )
     if evaluate.utilities is not None:
         from stages.evaluation.utilities import utilities_of

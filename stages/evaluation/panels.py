@@ -223,8 +223,8 @@ def solution_of(episode: Episode, task: Task, domain: Domain, acted: Sequence[Tu
 
 
 def row_of(episode: Episode, task: Task, attempt: int, panel: str, domain: Domain, scaffold: Scaffold) -> dict[str, Any]:
-    """An episode as an evaluation row, without the model's name. Thoughts are turns but not actions. No columns of
-    the table: `calls`, by tool, which only episodes with priced tools have; `split`, of tasks other than the panel's."""
+    """An episode as an evaluation row, without the model's name. Thoughts are turns but not actions. `calls`, by tool, is no
+    column of the table; only episodes with priced tools have it."""
     acted, answer = scaffold.acted(episode.turns), getattr(domain, "answer", None)
     return {
         "domain": task.domain,
@@ -243,7 +243,6 @@ def row_of(episode: Episode, task: Task, attempt: int, panel: str, domain: Domai
         "stop_reason": episode.stop_reason,
         "answer": answer(acted[-1].action) if answer is not None and acted else None,
         "solution": solution_of(episode, task, domain, acted),
-        **({"split": task.split} if task.split != "test" else {}),
         **({"calls": calls} if (calls := calls_by_tool(episode.reward_terms)) else {}),
     }
 

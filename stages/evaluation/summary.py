@@ -169,6 +169,7 @@ def report(
     confidence: float,
     resamples: int,
     seed: int,
+    split: str = "test",
 ) -> dict[str, Any]:
     """Content of reports/evaluation.json from `rows[model][domain]`; models are compared on the domains they share. Models of
     equal hash share one summary. It has a `split` only if that is not the frozen panels' one."""
@@ -188,9 +189,8 @@ def report(
         for domain in panels
         if domain in rows[a] and domain in rows[b]
     ]
-    splits = {row["split"] for by_domain in rows.values() for of in by_domain.values() for row in of if "split" in row}
     found = {"panels": dict(panels), "models": models, "comparisons": comparisons, "confidence": confidence, "attempts": attempts}
-    return {**found, "split": splits.pop()} if splits else found
+    return found if split == "test" else {**found, "split": split}
 
 
 def headline(evaluation: Mapping[str, Any]) -> dict[str, dict[str, float]]:

@@ -236,7 +236,7 @@ def test_only_other_splits_are_named() -> None:
     rows = make_rows("sft", [1, 0] * 4)
     options: dict[str, Any] = {"attempts": 2, "confidence": 0.95, "resamples": 100, "seed": 0}
     plain = report({"sft": {"search": rows}}, {"search": "p"}, **options)
-    valid = report({"sft": {"search": [{**row, "split": "valid"} for row in rows]}}, {"search": "p"}, **options)
+    valid = report({"sft": {"search": rows}}, {"search": "p"}, **options, split="valid")
     assert "split" not in plain
     assert valid == {**plain, "split": "valid"}
 

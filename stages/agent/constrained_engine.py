@@ -64,27 +64,6 @@ class _Session:
         return _Session(inner, tokens, self.position, self.read, self.turns)
 
 
-class _StepMask(SpecMask):
-    """A `SpecMask` whose `turns` are those of the environment, for which each command is one. sent: commands so far."""
-
-    def __init__(self, *arguments: Any, sent: int = 0, **options: Any) -> None:
-        self.sent = sent
-        super().__init__(*arguments, **options)
-
-    def _further(self, name: str) -> int:
-        """1 for a state that sends a command beyond the turn's first, which `SpecMask` counts as the turn; else 0."""
-        return int(self.sent > 0 and bool(self.texts.states[name].send))
-
-    def _need(self, name: str, opening: bool) -> tuple[float, float]:
-        turns, tokens = super()._need(name, opening)
-        return turns + self._further(name), tokens
-
-    def _begin(self, name: str, content: str) -> None:
-        self.turns -= self._further(name)
-        self.sent += bool(self.texts.states[name].send)
-        super()._begin(name, content)
-
-
 class ConstrainedEngine(WrappedEngine[_Session]):
     """An `Engine` over another one that enforces `constraint`. max_length: longest session in tokens; max_turns: of an episode.
 
@@ -169,7 +148,7 @@ class ConstrainedEngine(WrappedEngine[_Session]):
             return GrammarMask(matcher, self.constraint, self._vocabulary)
         turns = self.max_turns - state.turns
         if not written:
-            return _StepMask(self._texts, self.constraint, state.position, room, turns)
+            return SpecMask(self._texts, self.constraint, state.position, room, turns)
         return self._resumed(state.position, room, turns, written, one_choice=False)
 
     def _resumed(self, position: Position, room: int, turns: float, written: str, *, one_choice: bool) -> SpecMask | None:
@@ -183,7 +162,7 @@ class ConstrainedEngine(WrappedEngine[_Session]):
             position, state, content = rules.monitor.step(position, begun.name), begun, text
             sent += bool(begun.send)
         turns -= max(sent - 1, 0)
-        return _StepMask(
+        return SpecMask(
             *(self._texts, self.constraint, position, room, turns), state=state, content=content, one_choice=one_choice, sent=sent
         )
 

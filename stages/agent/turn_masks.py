@@ -84,8 +84,9 @@ class SpecTexts:
 class SpecMask:
     """A `TokenMask` of one turn that begins, or goes on, at `position`.
 
-    room: tokens that the turn may have; turns: those that the episode may have, this one included. state, content: of a turn that
-    goes on within a state. one_choice: only the next choice is masked, and what follows is free.
+    room: tokens that the turn may have; turns: those the environment has left, this one included: each command is one. state,
+    content, sent: of a turn that goes on within a state, after so many commands. one_choice: only the next choice is masked, and
+    what follows is free.
     """
 
     def __init__(
@@ -98,11 +99,12 @@ class SpecMask:
         *,
         state: StateInfo | None = None,
         content: str = "",
+        sent: int = 0,
         one_choice: bool = False,
     ) -> None:
         self.texts, self.settings, self.renormalise = texts, settings, settings.renormalise
         self.position, self.state, self.content = position, state, content
-        self.left, self.one_choice = room, one_choice
+        self.left, self.one_choice, self.sent = room, one_choice, sent
         shortest = settings.budget_exit == "shortest_path"
         self.turns = turns if shortest else math.inf
         self.shortest = shortest
@@ -139,7 +141,12 @@ class SpecMask:
             begins = len(texts.vocabulary.opening(texts.states[name].text)) if opening else len(texts.tokens(name))
             tokens = begins + texts.content(name) + monitor.cost_to_pause(after, texts.costs) + 1
             self._needs[name, opening] = monitor.turns_to_end(after) + 1, tokens
-        return self._needs[name, opening]
+        turns, tokens = self._needs[name, opening]
+        return turns + self._further(name), tokens
+
+    def _further(self, name: str) -> int:
+        """1 for a state that sends a command beyond the turn's first, which the turn itself counts for; else 0."""
+        return int(self.sent > 0 and bool(self.texts.states[name].send))
 
     def _affordable(self, names: Sequence[str], *, opening: bool = False, tokens: bool = True) -> list[str]:
         """The states after which the end can be reached in time; if there is none, those that come closest to it."""
@@ -259,6 +266,8 @@ class SpecMask:
             self.finished = True
 
     def _begin(self, name: str, content: str) -> None:
+        self.turns -= self._further(name)
+        self.sent += bool(self.texts.states[name].send)
         self.position = self.texts.monitor.step(self.position, name)
         self._forget()
         self.state, self.content, self.count = self.texts.states[name], content, 0

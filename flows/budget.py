@@ -21,6 +21,7 @@ from flows.compare import Comparison, Seed, Setting, compare, expanded
 from flows.pipeline import read_params
 from flows.process import ROOT, StageFailedError
 from stages.runtime.command import command, whole_number
+from stages.runtime.yaml_files import value_at
 
 SIZES = {"tasks_per_step": 16, "group_size": 8}
 """Keys of section rl whose product is the episodes of a training step, with their defaults."""
@@ -75,22 +76,18 @@ class Budget(BaseModel):
 def episodes_per_step(params: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, int]:
     """Episodes that a training step plays: of section rl (""), and of every domain that has another number."""
     given = dict(change.split("=", 1) for override in overrides for change in expanded(override, params))
-    own = params.get("per_domain") or {}
 
-    def episodes(sections: Mapping[str, Mapping[str, Any]]) -> int:
+    def episodes(*sections: str) -> int:
         found = 1
         for key, value in SIZES.items():
-            for name, section in sections.items():
-                value = given.get(f"{name}.{key}", section.get(key, value))
+            for section in sections:
+                name = f"{section}.{key}"
+                value = given.get(name, value_at(params, name, value))
             found *= int(value)
         return found
 
-    shared = {"rl": params.get("rl") or {}}
-    of_domains = {
-        domain: episodes({**shared, f"per_domain.{domain}.rl": (own.get(domain) or {}).get("rl") or {}})
-        for domain in params["domains"]
-    }
-    usual = episodes(shared)
+    usual = episodes("rl")
+    of_domains = {domain: episodes("rl", f"per_domain.{domain}.rl") for domain in params["domains"]}
     return {"": usual, **{domain: count for domain, count in of_domains.items() if count != usual}}
 
 

@@ -36,6 +36,7 @@ from flows.process import BAD_PARAMETERS, ROOT, ChildProcesses, StageFailedError
 from stages.runtime.command import RUN_FAILED, USAGE, AnswerParser, command
 from stages.runtime.cores import concurrent_runs
 from stages.runtime.files import atomic_text
+from stages.runtime.yaml_files import value_at
 
 FOLDER = Path("reports/comparisons")
 Seed = Annotated[int, Field(ge=0)]
@@ -98,20 +99,16 @@ def expanded(override: str, params: Mapping[str, Any]) -> list[str]:
     key, _, value = normalised(override).partition("=")
     found = [f"{key}={value}"]
     for domain in params["domains"]:
-        node: Any = (params.get("per_domain") or {}).get(domain)
-        for part in key.split("."):
-            node = node.get(part, ...) if isinstance(node, dict) else ...
-        if node is not ...:
-            found.append(f"per_domain.{domain}.{key}={value}")
+        own = f"per_domain.{domain}.{key}"
+        if value_at(params, own, ...) is not ...:
+            found.append(f"{own}={value}")
     return found
 
 
 def fixed_rl_seeds(params: Mapping[str, Any]) -> list[str]:
     """Overrides that reset every rl.seed of params.yaml, which would stay the same when `seed` varies."""
-    own = params.get("per_domain") or {}
-    of_domains = {f"per_domain.{domain}.rl": (own.get(domain) or {}).get("rl") for domain in params["domains"]}
-    sections = {"rl": params.get("rl"), **of_domains}
-    return [f"{name}.seed=null" for name, section in sections.items() if (section or {}).get("seed") is not None]
+    keys = ["rl.seed", *(f"per_domain.{domain}.rl.seed" for domain in params["domains"])]
+    return [f"{key}=null" for key in keys if value_at(params, key) is not None]
 
 
 def overrides_of(comparison: Comparison, setting: Setting, seed: int, params: Mapping[str, Any], exclusive: bool) -> list[str]:

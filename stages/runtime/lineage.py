@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from stages.runtime.yaml_files import read_yaml
+from stages.runtime.yaml_files import read_yaml, value_at
 
 IGNORED_FOLDER, IGNORED_SUFFIXES = "__pycache__", (".pyc", ".partial")
 """What .dvcignore excludes from folders' hashes."""
@@ -82,10 +82,7 @@ def input_hashes(root: Path, name: str, domain: str | None, only_edited: bool = 
         if isinstance(key, dict):  # an entire file
             hashes.update({f"params:{file}": dvc_hash(root / file) for file in key})
             continue
-        node: Any = values
-        for part in key.split("."):
-            node = node.get(part) if isinstance(node, dict) else None
-        hashes[f"params:{key}"] = hashlib.sha256(repr(node).encode()).hexdigest()[:16]
+        hashes[f"params:{key}"] = hashlib.sha256(repr(value_at(values, key)).encode()).hexdigest()[:16]
     return hashes
 
 

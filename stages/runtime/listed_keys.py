@@ -9,24 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from stages.runtime.validation import ParamsError
-from stages.runtime.yaml_files import read_yaml
+from stages.runtime.yaml_files import read_yaml, value_at
 
 _NAMED = re.compile(r"\$\{([^}]+)\}")
-_ABSENT = object()
 
 
 def listed_keys(pipeline: Path) -> set[str]:
     """The keys of params.yaml in the stages' lists, `${item.domain}` standing for a domain."""
     stages = read_yaml(pipeline)["stages"].values()
     return {key for stage in stages for key in stage.get("params", ()) if isinstance(key, str)}
-
-
-def _value(values: Any, key: str) -> Any:
-    for part in key.split("."):
-        if not isinstance(values, Mapping) or part not in values:
-            return _ABSENT
-        values = values[part]
-    return values
 
 
 def _needed(pipeline: Path, defaults: Mapping[str, Any]) -> Iterator[str]:
@@ -36,7 +27,7 @@ def _needed(pipeline: Path, defaults: Mapping[str, Any]) -> Iterator[str]:
         for text in stage.get("matrix", {}).values():
             for named in _NAMED.findall(text):
                 yield named
-                domains += _value(defaults, named)
+                domains += value_at(defaults, named)
         for key in stage.get("params", ()):
             if isinstance(key, str):
                 yield from (key.replace("${item.domain}", domain) for domain in (domains if "${item" in key else [""]))
@@ -50,10 +41,10 @@ def check_listed(values: Mapping[str, Any], complete: Mapping[str, Any], path: P
         return
     problems = []
     for key in dict.fromkeys(_needed(pipeline, complete)):
-        if _value(values, key) is not _ABSENT:
+        if value_at(values, key, ...) is not ...:
             continue
         section, _, name = key.rpartition(".")
-        default = _value(complete, key)
+        default = value_at(complete, key)
         shown = "{}" if isinstance(default, Mapping) else json.dumps(default)
         where = f"below {section}" if section else "at the top level"
         problems.append(

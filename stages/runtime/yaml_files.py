@@ -3,6 +3,7 @@ refuses what YAML would let pass."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,3 +16,12 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 def read_yaml(path: Path) -> Any:
     """The content of a YAML file. Raises yaml.YAMLError, FileNotFoundError."""
     return yaml.load(path.read_text(encoding="utf-8"), _LOADER)
+
+
+def value_at(values: Any, key: str, absent: Any = None) -> Any:
+    """The value at a dotted key such as rl.seed, or `absent`."""
+    for part in key.split("."):
+        if not isinstance(values, Mapping) or part not in values:
+            return absent
+        values = values[part]
+    return values

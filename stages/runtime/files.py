@@ -60,6 +60,13 @@ def _sync_tree(path: Path) -> None:
         _sync_folder(folder)
 
 
+def _share(folder: Path) -> None:
+    """Let those read the files in `folder` who may read the folder: some libraries make files for their owner alone."""
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            path.chmod(path.stat().st_mode | (folder.stat().st_mode & 0o444))
+
+
 @contextmanager
 def atomic_file(path: Path | str, *, durable: bool = True) -> Iterator[Path]:
     """Yield a path to write to, which replaces `path` at the end of the block. Creates the folder if needed.
@@ -109,6 +116,7 @@ def atomic_folder(path: Path | str) -> Iterator[Path]:
         _remove(partial)
         partial.mkdir()
         yield partial
+        _share(partial)
         _sync_tree(partial)
         if path.exists() or path.is_symlink():
             os.replace(path, old)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from stages.records.episode import read_rows, write_table
 from stages.report import run
 from stages.reporting.inputs import load_inputs
 from stages.reporting.kept import episodes_path
-from stages.reporting.viewer.folder import write_viewer
+from stages.reporting.viewer.folder import render_viewer, write_viewer
 from stages.reporting.viewer.groups import Group, file_name, group_count, groups_of
 from stages.reporting.viewer.index import index_group, index_json
 from stages.reporting.viewer.pack import pack_group, runs, spans_of
@@ -127,6 +128,17 @@ def test_hostile_text_stays_text(full_run, tmp_path: Path) -> None:
     (file,) = (tmp_path / "episodes").glob("search.*.js")
     assert hostile in loaded(file.read_text(encoding="utf-8"))["texts"]
     assert "\u2028" not in file.read_text(encoding="utf-8")
+
+
+def test_viewer_says_on_which_tasks_models_were_evaluated(full_run, tmp_path: Path) -> None:
+    """Contract: shares of a run on validation tasks are not labelled as those of the frozen panel."""
+    root, params = full_run
+    inputs = load_inputs(root, params)
+    for split, said in (("test", "the frozen panel"), ("valid", "validation tasks")):
+        page = render_viewer(replace(inputs, evaluation={**inputs.evaluation, "split": split}), [], SHIPPED, [], {})
+        found = re.search(r'id="index">(.*?)</script>', page, re.DOTALL)
+        assert found is not None
+        assert json.loads(found[1])["evaluated_on"] == said
 
 
 def test_without_stored_episodes_of_the_evaluation_the_viewer_has_the_others(full_run, tmp_path: Path) -> None:

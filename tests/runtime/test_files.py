@@ -84,6 +84,15 @@ def test_folder_is_replaced_atomically(tmp_path: Path) -> None:
     assert [item.name for item in tmp_path.iterdir()] == ["model"]
 
 
+def test_files_of_a_folder_are_for_those_who_may_read_the_folder(tmp_path: Path) -> None:
+    """Contract: a file that a library made for its owner alone is read by whoever reads the folder; programs stay programs."""
+    with atomic_folder(tmp_path / "model") as partial:
+        for name, mode in (("weights", 0o600), ("run", 0o700)):
+            (partial / name).touch(mode=mode)
+        partial.chmod(0o755)
+    assert [(tmp_path / "model" / name).stat().st_mode & 0o777 for name in ("weights", "run")] == [0o644, 0o744]
+
+
 def test_several_files_are_replaced_and_others_kept(tmp_path: Path) -> None:
     atomic_text(tmp_path / "dvc.yaml", "kept")
     atomic_text(tmp_path / "model", "old")

@@ -13,6 +13,7 @@ from stages.environments.registry import GROUP
 from stages.reporting.blocks import rounded
 from stages.reporting.episodes import token_text
 from stages.reporting.inputs import Inputs
+from stages.reporting.results import on_panels
 from stages.reporting.style import css_variables
 from stages.reporting.template import TEMPLATES, template
 from stages.reporting.viewer.groups import Group, file_name, group_key
@@ -65,6 +66,7 @@ def render_viewer(
         "order": list(titles),
         "intervals": intervals(found),
         "confidence": inputs.params.evaluate.confidence,
+        "evaluated_on": "the frozen panel" if on_panels(inputs.evaluation) else "validation tasks",
         "comparisons": comparisons(inputs),
         "values": dict(values),
     }

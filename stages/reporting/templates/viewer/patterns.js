@@ -2,7 +2,7 @@
 viewer.views.patterns = (function () {
   "use strict";
   const element = page.element, panel = document.getElementById("view-patterns"), form = panel.querySelector("form");
-  const KINDS = { rollout: "on training tasks, before RL", training: "in a step of RL", panel: "on the frozen panel", kept: "on the frozen panel, kept run" };
+  const KINDS = { rollout: "on training tasks, before RL", training: "in a step of RL", panel: "on " + viewer.index.evaluated_on, kept: "on " + viewer.index.evaluated_on + ", kept run" };
 
   function bar(share, range) {
     const box = element("span", "share"), span = element("i"), dot = element("b");

@@ -1,24 +1,26 @@
 """control: the lane's data sets, runs and page; reports/control/dvc.yaml runs them all.
 
 `python -m stages.control data pendulum` makes a task's data sets, `run sac` all seeds of a method, `page` the page with learning
-curves, comparisons and films. All read reports/control/params.yaml; `check` validates it and lists the methods.
+curves, comparisons and films. All read reports/control/params.yaml; `check` validates it and lists the methods. `time` says how
+long each took here, and all together.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
 from stages import params
+from stages.control.lane import timing
 from stages.control.lane.settings import PARAMS, Lane, load_lane
+from stages.control.one_run import REFUSED, exit_code
 from stages.records.episode import read_json, write_json
 from stages.runtime.command import command
 from stages.runtime.cores import concurrent_runs
+from stages.runtime.costs import measured, uptime
 from stages.runtime.files import atomic_folder, atomic_text
 from stages.runtime.parent import die_with_parent
-from stages.runtime.stage import BAD_PARAMETERS, FAILED
 from stages.runtime.tracker import Tracker
 from stages.runtime.validation import ParamsError, nearest
 from stages.runtime.workers import quiet_environment
@@ -35,8 +37,8 @@ def tracked(root: Path, name: str, settings: Any) -> Tracker:
     return tracker
 
 
-def make_data(root: Path, lane: Lane, name: str) -> None:
-    """Write data/control/<name>/<kind>-v0 and a summary of them."""
+def make_data(root: Path, lane: Lane, name: str, began: float = 0.0) -> None:
+    """Write data/control/<name>/<kind>-v0 and a summary of them. began: see `run_method`."""
     import shutil
 
     from stages.control.lane.runs import SCRATCH, code_of, digest
@@ -49,7 +51,8 @@ def make_data(root: Path, lane: Lane, name: str) -> None:
     tracker = tracked(root, f"data.{name}", settings)
     status = "FAILED"
     try:
-        made = make(root / DATA, name, settings, scratch)
+        with measured(root, timing.title(name, data=True), scratch.name, uptime() - began):
+            made = make(root / DATA, name, settings, scratch)
         summary = {
             data.name: {
                 "episodes": len(data.episodes),
@@ -69,8 +72,9 @@ def make_data(root: Path, lane: Lane, name: str) -> None:
     shutil.rmtree(scratch, ignore_errors=True)
 
 
-def run_method(root: Path, lane: Lane, name: str, workers: int) -> None:
-    """Write the folder reports/control/runs/<name>: result.json and, for tasks that can be drawn, film.webp."""
+def run_method(root: Path, lane: Lane, name: str, workers: int, began: float = 0.0) -> None:
+    """Write the folder reports/control/runs/<name>: result.json and, for tasks that can be drawn, film.webp. began: seconds that
+    the process had run when the method's turn came; its time is counted from there."""
     import shutil
 
     from stages.control.lane.runs import one_thread, play_method, scratch_of
@@ -81,7 +85,9 @@ def run_method(root: Path, lane: Lane, name: str, workers: int) -> None:
     tracker = tracked(root, name, lane.methods[name])
     status = "FAILED"
     try:
-        found = play_method(root, root / PARAMS, name, workers)
+        with measured(root, timing.title(name), scratch.name, uptime() - began):
+            found = play_method(root, root / PARAMS, name, workers)
+        tracker.metric("control/seconds", timing.seconds(root, timing.title(name)) or 0.0)
         film = found.pop("film")
         with atomic_folder(root / RUNS / name) as partial:
             write_json(partial / RESULT, found)
@@ -107,7 +113,7 @@ def known(name: str, names: list[str], what: str) -> None:
 
 
 def write_page(root: Path, lane: Lane) -> None:
-    from stages.reporting.control_page import render_control_page, results_table
+    from stages.reporting.control_page import baselines, render_control_page, results_table
 
     missing = [name for name in lane.methods if not (root / RUNS / name / RESULT).exists()]
     if missing:
@@ -117,7 +123,7 @@ def write_page(root: Path, lane: Lane) -> None:
     films = {name: path.read_bytes() for name, path in drawn.items() if path.exists()}
     data = {name: read_json(root / DATA_REPORTS / f"{name}.json") for name in lane.data}
     atomic_text(root / PAGE, render_control_page(lane, runs, films, data))
-    atomic_text(root / RESULTS, results_table(runs))
+    atomic_text(root / RESULTS, results_table(runs, baselines(lane, runs)))
     print(f"control: wrote {PAGE} and {RESULTS}")
 
 
@@ -131,29 +137,33 @@ def main() -> int:
     run.add_argument("--workers", type=int, default=concurrent_runs("cpu"), help="runs at once; changes time alone")
     commands.add_parser("page", help="write the page")
     commands.add_parser("check", help="validate the settings")
+    commands.add_parser("time", help="how long everything took here")
     options = parser.parse_args()
     die_with_parent()
     quiet_environment(1)
-    root = Path.cwd()
-    try:
-        lane = load_lane(root / PARAMS)
-        if options.command == "check":
-            print("\n".join(f"{name}: {method.problem}" for name, method in lane.methods.items()))
-        elif options.command == "data":
-            for name in options.names:
-                make_data(root, lane, name)
-        elif options.command == "run":
-            for name in options.names:
-                run_method(root, lane, name, options.workers)
-        else:
+    return exit_code("control", lambda: act(Path.cwd(), options), (*REFUSED, ValueError))
+
+
+def act(root: Path, options: argparse.Namespace) -> None:
+    """Do what the command line asks for."""
+    lane = load_lane(root / PARAMS)
+    if options.command == "check":
+        print("\n".join(f"{name}: {method.problem}" for name, method in lane.methods.items()))
+    elif options.command == "data":
+        began = 0.0
+        for name in options.names:
+            make_data(root, lane, name, began)
+            began = uptime()
+    elif options.command == "run":
+        began = 0.0
+        for name in options.names:
+            run_method(root, lane, name, options.workers, began)
+            began = uptime()
+    elif options.command == "time":
+        print(timing.table(root, lane))
+    else:
+        with measured(root, timing.title(timing.PAGE), timing.PAGE, uptime()):
             write_page(root, lane)
-    except (ParamsError, ModuleNotFoundError, ValueError) as error:
-        print(f"control: {error}", file=sys.stderr)
-        return BAD_PARAMETERS
-    except OSError as error:
-        print(f"control: {error}", file=sys.stderr)
-        return FAILED
-    return 0
 
 
 if __name__ == "__main__":

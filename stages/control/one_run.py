@@ -1,4 +1,4 @@
-"""The command line of a program of lane control: settings from a file, figures to a file."""
+"""The command line of a program of lane control: settings from a file, figures to a file. What its commands refuse, and how."""
 
 from __future__ import annotations
 
@@ -6,16 +6,33 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import ValidationError
 
 from stages.records.episode import write_json
 from stages.runtime.parent import die_with_parent
+from stages.runtime.stage import BAD_PARAMETERS, FAILED
 from stages.runtime.validation import ParamsError, Section, explain
 
 S = TypeVar("S", bound=Section)
+REFUSED: tuple[type[Exception], ...] = (ParamsError, ModuleNotFoundError)
+"""Errors whose message says all: what is wrong, where, and what to do. A package that is missing is one."""
+
+
+def exit_code(prefix: str, work: Callable[[], None], refused: tuple[type[Exception], ...] = REFUSED) -> int:
+    """Do `work`; 0, or after a message in place of a traceback BAD_PARAMETERS for what is `refused`, and FAILED where the system
+    failed."""
+    try:
+        work()
+    except refused as error:
+        print(f"{prefix}: {error}", file=sys.stderr)
+        return BAD_PARAMETERS
+    except OSError as error:
+        print(f"{prefix}: {error}", file=sys.stderr)
+        return FAILED
+    return 0
 
 
 def one_run(
@@ -26,8 +43,7 @@ def one_run(
     use_threads: Callable[[int], None] | None = None,
 ) -> int:
     """Do one run with the settings of `--settings` and write its figures, each named `<prefix>.<figure>`, to `--result`.
-    use_threads: what takes `--threads`.
-    Returns the exit code, 2 for settings that are refused."""
+    use_threads: what takes `--threads`. The exit code: see `exit_code`."""
     parser = argparse.ArgumentParser(description=(doc or "").split("\n\n")[0])
     parser.add_argument("--settings", type=Path, required=True, help=f"YAML: {section.__name__}")
     parser.add_argument("--result", type=Path, required=True, help="JSON with the figures")
@@ -36,12 +52,21 @@ def one_run(
     die_with_parent()
     if use_threads is not None:
         use_threads(options.threads)
+
+    def work() -> None:
+        try:
+            settings = section.model_validate(_values(options.settings))
+            found = {f"{prefix}.{name}": value for name, value in run(settings).items()}
+        except ValidationError as error:
+            raise ParamsError(explain(error, section, str(options.settings))) from error
+        write_json(options.result, {**found, "environment_steps": 0})
+
+    return exit_code(prefix, work)
+
+
+def _values(path: Path) -> Any:
+    """What a YAML file holds. Raises ParamsError if it can't be read."""
     try:
-        settings = section.model_validate(yaml.safe_load(options.settings.read_text(encoding="utf-8")) or {})
-        found = {f"{prefix}.{name}": value for name, value in run(settings).items()}
-    except (OSError, yaml.YAMLError, ParamsError, ValidationError) as error:
-        reason = explain(error, section, str(options.settings)) if isinstance(error, ValidationError) else error
-        print(f"{prefix}: {reason}", file=sys.stderr)
-        return 2
-    write_json(options.result, {**found, "environment_steps": 0})
-    return 0
+        return yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ParamsError(f"--settings {path}: {error}") from error

@@ -28,10 +28,6 @@ CARD = Card(
     tested_by="tests/control/off_policy/test_dsac_t.py, tests/values/test_gaussian.py",
     switch="critic: gaussian of environment gymnasium, lane control; rl.critic.distribution: {}",
 )
-SMALL = 0.1
-"""Added to divisors."""
-RATIO = (0.1, 10.0)
-"""Range of the gradients' scale."""
 NOISE = 3.0
 """Samples of a return are at most this many standard deviations from its mean."""
 
@@ -73,11 +69,11 @@ def losses(mean: Tensor, std: Tensor, expected: Tensor, sampled: Tensor, running
     bound = settings.clip * running if settings.adjusted else torch.full_like(running, settings.bound)
     clipped = fixed + torch.maximum(torch.minimum(sampled - fixed, bound), -bound)
     if not settings.adjusted:
-        loss = 0.5 * (mean - target) ** 2 / (spread**2 + SMALL)
-        return loss + std * (spread**2 - (fixed - clipped) ** 2) / (spread**3 + SMALL)
+        loss = 0.5 * (mean - target) ** 2 / (spread**2 + settings.std_eps)
+        return loss + std * (spread**2 - (fixed - clipped) ** 2) / (spread**3 + settings.std_eps)
     error = _half_square(fixed, clipped, settings.huber) * (1.0 if settings.half else 2.0)
-    ratio = (running**2 / (spread**2 + SMALL)).clamp(*RATIO)
-    return ratio * (_half_square(mean, target, settings.huber) + std * (spread**2 - error) / (spread + SMALL))
+    ratio = (running**2 / (spread**2 + settings.std_eps)).clamp(*settings.ratio_range)
+    return ratio * (_half_square(mean, target, settings.huber) + std * (spread**2 - error) / (spread + settings.std_eps))
 
 
 def critic_loss(

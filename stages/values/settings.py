@@ -49,10 +49,16 @@ class GaussianCritic(Section):
     the standard deviation; false: at the standard deviation."""
     spread_rate: Annotated[float, Field(gt=0.0, le=1.0)] = 0.005
     """With adjusted: share of the batch's mean spread in its running mean."""
+    std_eps: Positive = 0.1
+    """Added to the spread, or its power, where the loss divides by it: in units of the return, and so not free of its scale."""
+    ratio_range: Annotated[list[Positive], Field(min_length=2, max_length=2)] = [0.1, 10.0]
+    """With adjusted: least and most scale of the gradients."""
 
     @model_validator(mode="after")
     def _idle(self) -> GaussianCritic:
-        used = {"clip": True, "huber": True, "half": True, "spread_rate": True, "bound": False}
+        if self.ratio_range[0] > self.ratio_range[1]:
+            raise ValueError(f"ratio_range {self.ratio_range}: the first, the least scale, must not be above the second")
+        used = {"clip": True, "huber": True, "half": True, "spread_rate": True, "ratio_range": True, "bound": False}
         for name, with_adjusted in used.items():
             if name in self.model_fields_set and with_adjusted != self.adjusted:
                 raise ValueError(f"{name} has no effect with adjusted: {str(self.adjusted).lower()}; remove it")

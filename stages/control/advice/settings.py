@@ -71,7 +71,8 @@ class Advice(Section):
     """none: plain PPO; fixed: one text for all states; llm_only: sub-goals of the decision alone; rladapter: with the adapter's
     analyses."""
     query_interval: Count = 20
-    """Steps of an episode's environment between requests for guidance, in training."""
+    """Steps of an episode's environment between requests for guidance, in training; the reference code's 100 are half an episode
+    here."""
     test_interval: Count = 10
     """The same in the second of the evaluations."""
     history: Count = 20

@@ -123,7 +123,7 @@ def _measured(router: CallRouter, calls: Sequence[dict[str, Any]]) -> Iterator[t
     """What the router does with fresh calls of the first wordings."""
     from sklearn.metrics import adjusted_rand_score
 
-    routed = router.route(calls, MAX_LENGTH, MAX_TOKENS)
+    routed = router.route(calls)
     own = [(one.answer.text.strip(), call["response"]) for one, call in zip(routed, calls, strict=True) if one.answer is not None]
     yield "kept", len(own) / len(calls)
     yield "right", float(np.mean([said == right for said, right in own])) if own else 0.0
@@ -144,11 +144,11 @@ def planted(given: PlantedCalls) -> dict[str, float]:
         found = {"replaceable_share": report["replaceable_share"], "cost_per_call": report["cost_per_call"]}
         first = CallRouter.load(folder / settings.out)
         found |= dict(_measured(first, calls_of(400, given.seed, "fresh")))
-        found["fallback_before"] = fallback(first.route(new, MAX_LENGTH, MAX_TOKENS))
+        found["fallback_before"] = fallback(first.route(new))
         write_log(log, calls_of(given.shifted, given.seed, "second", (SHIFTED,), shifted=True))
         if given.rounds == 2:
             convert(settings, folder)
-        found["fallback_after"] = fallback(CallRouter.load(folder / settings.out).route(fresh, MAX_LENGTH, MAX_TOKENS))
+        found["fallback_after"] = fallback(CallRouter.load(folder / settings.out).route(fresh))
         return {**found, "leaks": float(_leaks(folder / settings.out) + (b"@mail.org" in (folder / settings.log).read_bytes()))}
 
 

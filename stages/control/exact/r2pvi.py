@@ -9,7 +9,8 @@ inf over mu of E_mu[V] + weight * D(mu || mu_i), in its dual form, estimated by 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -146,14 +147,27 @@ def penalty(features: Array, inverse: Array, kind: str) -> Array:
     return formulas[kind]()
 
 
-def learn(mdp: LinearMdp, data: Steps, settings: LinearPvi) -> tuple[NDArray[np.int64], Array]:
-    """(greedy policy [H, S], penalties [H, S, A]) of the learned Q; only the data's transitions are read of `mdp`'s kernel."""
+class Learned(NamedTuple):
+    """What `learn` finds: Q_h = min(phi . weights - penalties, H - h), at least 0."""
+
+    policy: NDArray[np.int64]
+    """Greedy, [H, S]."""
+    penalties: Array
+    """[H, S, A]."""
+    weights: Array
+    """theta + nu, [H, d]."""
+    values: Array
+    """[H + 1, S]; 0 after the last step and in the fail state."""
+
+
+def learn(mdp: LinearMdp, data: Steps, settings: LinearPvi) -> Learned:
+    """Only the data's transitions are read of `mdp`'s kernel."""
     horizon, states = mdp.horizon, len(mdp.features)
     policy, penalties = np.zeros((horizon, states), dtype=np.int64), np.zeros((horizon, *mdp.features.shape[:2]))
-    value = np.zeros(states)
+    found, values = np.zeros((horizon, mdp.features.shape[-1])), np.zeros((horizon + 1, states))
     for step in reversed(range(horizon)):
         rows = mdp.features[data.states[:, step], data.actions[:, step]]
-        regression, following = Regression(rows, settings.ridge), value[data.following[:, step]]
+        regression, following = Regression(rows, settings.ridge), values[step + 1][data.following[:, step]]
         if settings.robust == "none":
             weights, kind = regression(rows @ mdp.theta[step] + following), "full"
         else:
@@ -162,35 +176,78 @@ def learn(mdp: LinearMdp, data: Steps, settings: LinearPvi) -> tuple[NDArray[np.
             weights, kind = mdp.theta[step] + worst, settings.penalty
         penalties[step] = settings.beta * penalty(mdp.features, regression.inverse, kind)
         q = (mdp.features @ weights - penalties[step]).clip(0.0, horizon - step)
-        policy[step], value = q.argmax(-1), q.max(-1)
+        found[step], policy[step], values[step] = weights, q.argmax(-1), q.max(-1)
         if mdp.fail is not None:
-            value[mdp.fail] = 0.0
-    return policy, penalties
+            values[step, mdp.fail] = 0.0
+    return Learned(policy, penalties, found, values)
 
 
-def bound(mdp: LinearMdp, policy: NDArray[np.int64], penalties: Array) -> float:
-    """Twice the largest sum of penalties that the policy can meet from the start: over all factors, so an upper bound of the
-    paper's, whose supremum is over the worst cases."""
-    value, every = np.zeros(len(mdp.features)), np.arange(len(mdp.features))
+def bound(mdp: LinearMdp, policy: NDArray[np.int64], penalties: Array, robust: str) -> float:
+    """At most how far the worst case of the learned policy is below that of `policy`, the best one [H, S], from the start, if no
+    backup errs by more than its penalty b [H, S, A] (`excess`): D_0(start) with
+
+        D_h(s) = min(2 b_h(s, policy) + sum_i phi_i sup over mu of E_mu[D_{h+1}], H - h),  D_H = 0.
+
+    Errors within b make Q at most the true backup of V and at least that minus 2 b. So V is at most the learned policy's value,
+    and V* - V at most 2 b plus the next V* - V under the worst case of V. This is the argument behind the paper's bounds, twice
+    the penalties that the best policy meets under the worst admissible kernel, with a narrower supremum: over the states that a
+    factor reaches, as KL and chi2 are infinite elsewhere. TV may be finite, but its worst case moves mass to the fail state alone
+    if there is one, where V* - V is 0. `robust: none` has no worst case but the factor itself (PEVI).
+    """
+    difference, every = np.zeros(len(mdp.features)), np.arange(len(mdp.features))
     for step in reversed(range(mdp.horizon)):
-        value = penalties[step][every, policy[step]] + value.max()
-    return 2 * float(value[mdp.start])
+        if robust == "none":
+            following = mdp.factors[step] @ difference
+        else:
+            anywhere = robust == "tv" and mdp.fail is None
+            following = np.where((mdp.factors[step] > 0) | anywhere, difference, 0.0).max(-1)
+        chosen = policy[step]
+        difference = 2 * penalties[step][every, chosen] + mdp.features[every, chosen] @ following
+        difference = np.minimum(difference, mdp.horizon - step)
+        if mdp.fail is not None:
+            difference[mdp.fail] = 0.0
+    return float(difference[mdp.start])
+
+
+def excess(mdp: LinearMdp, learned: Learned, worst: Dual) -> float:
+    """The largest error of a learned backup of a state that can be reached, less its penalty. Where it is above 0, `bound` is not
+    guaranteed: beta is too small."""
+    found = []
+    for step, states in enumerate(_reached(mdp)):
+        backup = mdp.theta[step] + np.array([worst(learned.values[step + 1], factor) for factor in mdp.factors[step]])
+        errors = np.abs(mdp.features[states] @ (learned.weights[step] - backup))
+        found.append(float((errors - learned.penalties[step][states]).max()))
+    return max(found)
+
+
+def _reached(mdp: LinearMdp) -> Iterator[NDArray[np.int64]]:
+    """The states that each step can begin in, without the fail state."""
+    states = np.array([mdp.start])
+    for step in range(mdp.horizon):
+        yield states
+        following = np.flatnonzero(mdp.kernel(step)[states].max((0, 1)))
+        states = following[following != mdp.fail] if mdp.fail is not None else following
 
 
 def run(settings: LinearPvi) -> dict[str, float]:
     """Of the learned policy: `return_<percent>` with that share of failing ways, and their mean; `suboptimality_<divergence>`,
-    how far its worst case under a penalty of `divergence_weight` is below the best policy's, and the method's `bound` of it."""
+    how far its worst case under a penalty of `divergence_weight` is below the best policy's. Of a method that is not constrained,
+    `suboptimality` is that under its own divergence, `bound` the method's bound of it, and `excess` says whether that holds."""
     mdp = simulated(settings.delta, settings.strength)
     data = play(mdp, settings.episodes, np.random.default_rng(key64(settings.seed, "r2pvi", "episodes")))
-    policy, penalties = learn(mdp, data, settings)
-    found = {f"return_{round(100 * share)}": policy_value(perturbed(mdp, share), policy) for share in SHARES}
+    learned = learn(mdp, data, settings)
+    found = {f"return_{round(100 * share)}": policy_value(perturbed(mdp, share), learned.policy) for share in SHARES}
     found["return_mean"] = sum(found.values()) / len(found)
-    for kind in PENALISED:
+    for kind in (*PENALISED, "none"):
         worst = dual(kind, settings.divergence_weight)
         best, optimal = robust_values(mdp, worst)
-        found[f"suboptimality_{kind}"] = best - robust_values(mdp, worst, policy)[0]
+        lacking = best - robust_values(mdp, worst, learned.policy)[0]
+        if kind in PENALISED:
+            found[f"suboptimality_{kind}"] = lacking
         if kind == settings.robust:
-            found["bound"] = bound(mdp, optimal, penalties)
+            found["suboptimality"] = lacking
+            found["bound"] = bound(mdp, optimal, learned.penalties, kind)
+            found["excess"] = excess(mdp, learned, worst)
     return found
 
 

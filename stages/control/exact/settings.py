@@ -27,9 +27,10 @@ class LinearPvi(Section):
     ridge: Positive = 0.1
     """Of the regressions."""
     penalty: Literal["quadrature", "sum", "full"] = "quadrature"
-    """quadrature: the reference code's; sum: an upper bound of it, one term per factor; full: PEVI's."""
+    """quadrature: the reference code's; sum: an upper bound of it, one term per factor; full: PEVI's, which robust: none has."""
     kl_regression: Literal["raw", "shifted"] = "raw"
-    """raw: the reference code's, optimistic where a factor has little data; shifted: regresses exp(-V/weight) - 1."""
+    """raw: the reference code's, optimistic where a factor has little data, and the default to compare with the paper's figures;
+    shifted: regresses exp(-V/weight) - 1."""
     chi2_direction: Literal["max", "min"] = "max"
     """max: the dual. min: a fault of one of the reference's two programs, to compare with."""
     episodes: Count = 100
@@ -53,6 +54,7 @@ class LinearPvi(Section):
             "radius": self.robust in CONSTRAINED,
             "kl_regression": self.robust == "kl",
             "chi2_direction": self.robust == "chi2",
+            "penalty": self.robust != "none",
         }
         for name, used in needs.items():
             if name in self.model_fields_set and not used and getattr(self, name) != type(self).model_fields[name].default:

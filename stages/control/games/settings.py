@@ -41,6 +41,7 @@ class MatrixGame(RiskAversion):
     starts: Count = 100
     """Random first beliefs, each of which is played from."""
     iterations: Count = 2000
+    """Of play from each start; fewer than the method's usual 5,000, which change little in small games."""
 
     @property
     def table(self) -> list[list[list[float]]]:

@@ -23,8 +23,9 @@ SCRATCH = Path(".bellwether/control")
 
 
 def code_of(root: Path) -> list[str]:
-    """Hashes of the code that bears on the lane's runs."""
-    return [dvc_hash(root / "stages" / part) for part in ("control", "values", "seeding.py", "environments/wordle/rules.py")]
+    """Hashes of the code that bears on the lane's runs, which reports/control/dvc.yaml lists too."""
+    parts = ("control", "values", "records", "seeding.py", "environments/wordle/rules.py")
+    return [dvc_hash(root / "stages" / part) for part in parts]
 
 
 def digest(parts: list[Any]) -> str:

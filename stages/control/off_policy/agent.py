@@ -41,10 +41,18 @@ class Agent(nn.Module):
         self.register_buffer("running", torch.full((settings.critics,), float("nan")))
         self.register_buffer("scale", torch.ones(observations))
         self.slow_policy, self.slow_critics = copy.deepcopy(self.policy), copy.deepcopy(self.critics)
-        self.optimiser = FlatAdam(
-            self.critics.parameters(), [*self.policy.parameters(), self.log_alpha], learning_rate=settings.learning_rate
-        )
+        self.optimiser = self._optimiser()
         self.updates = 0
+
+    def _optimiser(self) -> FlatAdam:
+        """Alpha is in the policy's group unless it has a learning rate of its own."""
+        settings = self.settings
+        policy_rate = settings.policy_learning_rate or settings.learning_rate
+        alpha_rate = settings.alpha_learning_rate or policy_rate
+        critics, policy = list(self.critics.parameters()), list(self.policy.parameters())
+        if alpha_rate == policy_rate:
+            return FlatAdam(critics, [*policy, self.log_alpha], learning_rate=(settings.learning_rate, policy_rate))
+        return FlatAdam(critics, policy, [self.log_alpha], learning_rate=(settings.learning_rate, policy_rate, alpha_rate))
 
     def values(self, observation: Tensor, action: Tensor) -> Tensor:
         """Q of the most pessimistic critic, [B]."""
@@ -110,13 +118,17 @@ class Agent(nn.Module):
         if self.settings.lipschitz.kind == "robust":
             loss = loss + self.robust_loss(batch, generator)
         if self.settings.diversity:
-            loss = loss + self.settings.diversity * similarity(self._action_gradients(batch))
+            loss = loss + self.diversity_loss(batch)
         self.optimiser.descend(loss)
         self.critics.measure(self.settings.lipschitz.power_iterations)
         self.updates += 1
         if with_policy:
             self._follow()
             self.slow_critics.measure(self.settings.lipschitz.power_iterations)
+
+    def diversity_loss(self, batch: Transitions) -> Tensor:
+        """Half the weighted similarity of the critics' gradients, as `critic_loss` is half of EDAC's and RAVL's loss."""
+        return 0.5 * self.settings.diversity * similarity(self._action_gradients(batch))
 
     def robust_loss(self, batch: Transitions, generator: torch.Generator) -> Tensor:
         """The penalty on the critics' slopes by the batch's states; 0, without any draw, where it can't have an effect."""

@@ -70,20 +70,21 @@ class Imagination:
             self.replay.add(Transitions(state, action, reward, following, torch.zeros_like(reward)))
             state = following
 
-    def share(self, step: int) -> float:
-        """Of the model's transitions in what the agent learns from."""
-        final = 1.0 - self.settings.real_share
-        return final * min(1.0, (step - self.run.warm_up) / self.settings.ramp) if self.settings.ramp else final
+    def real_share(self, step: int) -> float:
+        """Of real transitions in what the agent learns from."""
+        final, ramp = self.settings.real_share, self.settings.ramp
+        left = max(0.0, 1.0 - (step - self.run.warm_up) / ramp) if ramp else 0.0
+        return final + (1.0 - final) * left
 
     def draw(self, real: Replay, step: int, generator: torch.Generator) -> Transitions:
-        """A batch of real and made-up transitions."""
-        count, share = self.run.batch, self.share(step)
+        """A batch of real and made-up transitions; the number of real ones is rounded down, as in the reference code."""
+        count, share = self.run.batch, self.real_share(step)
         if self.settings.mixture == "whole":
-            imagined = float(torch.rand((), generator=generator)) < share
+            imagined = float(torch.rand((), generator=generator)) < 1.0 - share
             return (self.replay if imagined else real).draw(count, generator)
-        made_up = round(share * count)
-        parts = [replay.draw(number, generator) for replay, number in ((real, count - made_up), (self.replay, made_up)) if number]
-        return Transitions.joined(parts)
+        recorded = int(share * count)
+        counts = ((real, recorded), (self.replay, count - recorded))
+        return Transitions.joined([replay.draw(number, generator) for replay, number in counts if number])
 
     def state(self) -> dict[str, Any]:
         """What `restore` takes."""

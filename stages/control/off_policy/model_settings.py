@@ -62,7 +62,7 @@ class Dynamics(Section):
     output_noise: NonNegative = 0.0
     """Standard deviation of noise added to predicted states, in standard deviations of the states."""
     real_share: Share = 0.05
-    """Of the transitions that the agent learns from."""
+    """Of the transitions that the agent learns from. 1: as without `dynamics`: no model is fitted, and none is rolled out."""
     mixture: Literal["within", "whole"] = "within"
     """within: of every batch; whole: a batch is either real or the model's."""
     ramp: Annotated[int, Field(ge=0)] = 0

@@ -64,16 +64,20 @@ class OffPolicy(Loop):
     """scalar: SAC; gaussian: DSAC-T, with the settings of `gaussian`."""
     critics: Count = 2
     diversity: NonNegative = 0.0
-    """Weight of the similarity between the critics' gradients by the action (EDAC); means something for two action dimensions or
-    more."""
+    """Weight of the similarity between the critics' gradients by the action, relative to the sum of the critics' mean squared
+    errors: eta of EDAC and RAVL. Means something for two action dimensions or more."""
     gaussian: GaussianCritic = GaussianCritic()
     lipschitz: Lipschitz = Lipschitz()
     dynamics: Dynamics | None = None
     """null: learn from real transitions alone."""
+    policy_learning_rate: Positive | None = None
+    """null: `learning_rate`, which is the critics'."""
     alpha: Positive = 1.0
     """Weight of the entropy; with tune_alpha, at the start."""
     tune_alpha: bool = True
     """Learn alpha such that the policy's entropy is minus the number of action dimensions."""
+    alpha_learning_rate: Positive | None = None
+    """With tune_alpha; null: the policy's."""
     delay: Count = 1
     """Critic updates per update of the policy, alpha and the target networks."""
     target_policy: bool = False
@@ -81,10 +85,17 @@ class OffPolicy(Loop):
     target_rate: Annotated[float, Field(gt=0.0, le=1.0)] = 0.005
     """Share of the networks in their slow copies per update."""
 
+    @property
+    def imagines(self) -> bool:
+        """Whether the agent learns from a model's rollouts, too."""
+        return self.dynamics is not None and self.dynamics.real_share < 1.0
+
     @model_validator(mode="after")
     def _fits(self) -> OffPolicy:
         if self.critic != "gaussian" and self.gaussian.model_fields_set:
             raise ValueError(f"gaussian has no effect with critic: {self.critic}; remove it, or set critic: gaussian")
         if self.diversity and self.critics == 1:
             raise ValueError("diversity compares critics, of which there is one; raise critics, or remove diversity")
+        if self.alpha_learning_rate is not None and not self.tune_alpha:
+            raise ValueError("alpha_learning_rate has no effect with tune_alpha: false; remove it")
         return self

@@ -51,8 +51,7 @@ class Training(Rounds):
         self.replay = Replay(min(settings.replay, settings.steps + known), sizes[0], 1 if self.task.discrete else sizes[1])
         if demonstrations is not None:
             self.replay.add(demonstrations.data)
-        imagines = isinstance(settings, OffPolicy) and settings.dynamics
-        self.imagination = Imagination(settings, *sizes) if imagines else None
+        self.imagination = Imagination(settings, *sizes) if isinstance(settings, OffPolicy) and settings.imagines else None
         self.generator = torch.Generator().manual_seed(key64(settings.seed, "off_policy", "draws") % 2**63)
         self.steps = 0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -20,15 +20,17 @@ class FlatAdam:
     def __init__(
         self,
         *groups: Iterable[nn.Parameter],
-        learning_rate: float,
+        learning_rate: float | Sequence[float],
         epsilon: float = 1e-8,
         weight_decay: float = 0.0,
         largest_norm: float | None = None,
     ) -> None:
-        """weight_decay: of L2 regularisation. largest_norm: of a group's gradient; a longer one is scaled down to it."""
+        """learning_rate: of all groups, or each one's. weight_decay: of L2 regularisation. largest_norm: of a group's gradient; a
+        longer one is scaled down to it."""
         self.groups = [list(group) for group in groups]
+        self.rates = list(learning_rate) if isinstance(learning_rate, Sequence) else [learning_rate] * len(self.groups)
         self.parameters = [parameter for group in self.groups for parameter in group]
-        options = {"lr": learning_rate, "eps": epsilon, "weight_decay": weight_decay}
+        options = {"eps": epsilon, "weight_decay": weight_decay}
         self.options: dict[str, Any] = {**options, "beta1": 0.9, "beta2": 0.999, "amsgrad": False, "maximize": False}
         self.largest_norm = largest_norm
         self.flat = [flattened(group) for group in self.groups]
@@ -38,15 +40,15 @@ class FlatAdam:
     def descend(self, loss: Tensor) -> None:
         """One update by the gradient of `loss`, a number. Raises RuntimeError if a parameter is no view of the array any more."""
         gradients = iter(torch.autograd.grad(loss, self.parameters, allow_unused=True))
-        for group, flat, moments in zip(self.groups, self.flat, self.moments, strict=True):
+        for group, flat, moments, rate in zip(self.groups, self.flat, self.moments, self.rates, strict=True):
             if group[0].data_ptr() != flat.data_ptr():
                 raise RuntimeError("the optimiser's parameters were copied or replaced; make a new optimiser of them")
             found = [next(gradients) for _ in group]
             if any(one is not None for one in found):
-                self._step(flat, joined(group, found), moments)
+                self._step(flat, joined(group, found), moments, rate)
 
     @torch.no_grad()
-    def _step(self, flat: Tensor, gradient: Tensor, moments: tuple[Tensor, Tensor, Tensor]) -> None:
+    def _step(self, flat: Tensor, gradient: Tensor, moments: tuple[Tensor, Tensor, Tensor], rate: float) -> None:
         if self.largest_norm is not None:
             norm = float(torch.linalg.vector_norm(gradient))
             if norm > self.largest_norm:
@@ -58,7 +60,7 @@ class FlatAdam:
         flushing = torch.get_num_threads() == 1 and torch.set_flush_denormal(True)
         try:
             # what torch.optim.Adam(fused=True) calls, without its bookkeeping, which takes about as long for small networks
-            torch._fused_adam_([flat], [gradient], [mean], [square], [], [updates], **self.options)
+            torch._fused_adam_([flat], [gradient], [mean], [square], [], [updates], lr=rate, **self.options)
         finally:
             if flushing:
                 torch.set_flush_denormal(False)

@@ -13,6 +13,8 @@ from stages.values.vagram import gaussian_loss, state_loss
 
 SPREAD_BOUNDS = 0.01
 """Weight of the learnt bounds of the log standard deviation, which keeps them close."""
+LOG_STD = (-5.0, 0.25)
+"""What these bounds begin with: half of the log variance's -10 and 0.5 in MBPO."""
 
 
 class WorldModel(nn.Module):
@@ -30,8 +32,8 @@ class WorldModel(nn.Module):
         outputs = (observations + 1) * (2 if self.gaussian else 1)
         sizes = (settings.members, observations + actions, settings.width, settings.layers, outputs)
         self.network = Ensemble(*sizes, "silu")
-        self.highest = nn.Parameter(torch.full((observations + 1,), 0.5))
-        self.lowest = nn.Parameter(torch.full((observations + 1,), -5.0))
+        lowest, highest = (nn.Parameter(torch.full((observations + 1,), bound)) for bound in LOG_STD)
+        self.highest, self.lowest = highest, lowest
         self.register_buffer("input_mean", torch.zeros(observations + actions))
         self.register_buffer("input_std", torch.ones(observations + actions))
         self.register_buffer("output_std", torch.ones(observations + 1))
@@ -71,6 +73,11 @@ class WorldModel(nn.Module):
             return errors.square().mean((1, 2))
         found = state_loss(self.settings.loss, errors[..., :-1], weights) + errors[..., -1].square()
         return (found + errors[..., :-1].square().mean(-1) if plain else found).mean(1)
+
+    @torch.no_grad()
+    def means(self, observation: Tensor, action: Tensor) -> Tensor:
+        """Mean next states [E, B, S] of every elite, without the spread of a Gaussian and without `output_noise`."""
+        return observation + (self(observation, action)[0][self.elites] * self.output_std)[..., :-1]
 
     @torch.no_grad()
     def predictions(self, observation: Tensor, action: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -30,7 +30,8 @@ class Pursuit(Section):
     samples: Count = 100
     """Of permutation and coalition_uniform; each plays one new episode per coalition."""
     antithetic: bool = False
-    """Of permutation: also walk every order in reverse."""
+    """Of permutation: also walk every order in reverse, at twice the cost. Off, so that the plain estimator is the one compared
+    with."""
     episodes: Count = 200
     """Of exact: per coalition, on the same draws."""
     size: Annotated[int, Field(ge=2, le=100)] = 12

@@ -31,9 +31,9 @@ def team_returns(settings: Pursuit, coalition: int, episodes: int, *key: object)
         flight = rng.random((episodes, 2 + len(MOVES)))
         for turn in range(2):  # a speed above 1 is one move and the chance of a second
             able = draws[:, :, turn] < np.array(settings.speeds) - turn
-            wanted = chase(predators, prey, draws[:, :, 2])
+            wanted = chase(predators, prey, draws[:, :, 2]) * able_to_chase[:, None]
             replaced = replacement(settings.replacement, wanted, draws[:, :, 3], draws[:, :, 4])
-            chosen = np.where(acting[:, None], wanted * able_to_chase[:, None], replaced)
+            chosen = np.where(acting[:, None], wanted, replaced)
             predators = (predators + np.where(able[:, :, None], chosen, 0)).clip(0, settings.size - 1)
             caught = (predators == prey[:, None]).all(2).any(1)
             total += CATCH * caught

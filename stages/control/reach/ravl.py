@@ -28,7 +28,7 @@ CARD = Card(
     assumptions="members of the ensemble differ where there are no data",
     reduces_to="critics 1, or rollouts long enough to have no edge: Q-learning on the model",
     tested_by="tests/control/reach/test_ravl.py",
-    switch="critics: 10 of environment reach, lane control",
+    switch="critics: 10 of environment reach, lane control; annotate.q_model.ensemble: {}",
 )
 Array = NDArray[np.float64]
 PRECISION = 1e-9

@@ -52,6 +52,12 @@ class SoftQAgent(nn.Module):
         term = reduced(demo_term(advantages, codes, settings.demo), self.demonstrated, settings.demo.reduce)
         return (error + settings.demo.weight * term).sum()
 
+    @torch.no_grad()
+    def least_advantage(self, batch: Transitions) -> float:
+        """Over both networks, all bins, and the positions of the batch's actions."""
+        codes = encode(batch.action, self.settings.levels, self.settings.bins)
+        return float(self.model.advantages(batch.observation, codes).min())
+
     def update(self, batch: Transitions, generator: torch.Generator) -> None:
         """One step on the batch."""
         self.optimiser.descend(self.loss(batch))

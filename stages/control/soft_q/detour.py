@@ -76,12 +76,11 @@ def trained(settings: DetourTask) -> Any:
         training = offline.Training(Offline(**shared, updates=updates, method="bc", task=settings.task), recorded(settings))
         training.train()
         return training
-    loop = {**shared, "task": settings.task, "gamma": settings.gamma, "target_rate": settings.target_rate}
+    loop = {**shared, "task": settings.task, "gamma": settings.gamma, "target_rate": settings.target_rate, "warm_up": 1}
     demonstrations = None
     if settings.use_demonstrations:
         probe = VectorTask(settings.task, 1)
         demonstrations = Demonstrations(offline.transitions(recorded(settings), probe, 1.0), settings.demonstration_share)
-        loop["warm_up"] = 1
     if settings.learner == "sac":
         online = Training(OffPolicy(**loop, alpha=settings.alpha), demonstrations=demonstrations)
     else:
@@ -109,12 +108,15 @@ def ends(act: Act, settings: DetourTask) -> tuple[float, float]:
 
 def learn(settings: DetourTask) -> Learnt:
     """Learn once. success, hits: `ends` of the greedy policy; return_end: of the last evaluation; return_mean: over all
-    evaluations, the area under the learning curve."""
+    evaluations, the area under the learning curve; least_advantage, of ARSQ: over the steps in the replay buffer, far below 0
+    where values of bins run away that nothing holds."""
     training = trained(settings)
     if settings.checkpoint:
         Path(settings.checkpoint).unlink()
     success, hits = ends(training.agent.greedy, settings)
     figures = {"success": success, "hits": hits, "return_end": training.returns[-1], "return_mean": fmean(training.returns)}
+    if settings.learner == "arsq":
+        figures["least_advantage"] = training.agent.least_advantage(training.replay.everything())
     steps = [settings.evaluate_every * (number + 1) for number in range(len(training.returns))]
     return Learnt(figures, steps, training.returns, training.agent.greedy)
 

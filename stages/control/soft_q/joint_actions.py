@@ -96,14 +96,15 @@ def rival_figures(settings: JointActions) -> dict[str, float]:
 
 def run(settings: JointActions) -> dict[str, float]:
     """Learn once. greedy_reward: expected reward of the greedy action; soft_reward: of the soft policy's; value_error: root mean
-    squared error of Q over the data's actions; value: V. Rivals: `rival_figures`."""
+    squared error of Q over the data's actions; value: V; least_advantage: of any bin, after the data's choices. Rivals:
+    `rival_figures`."""
     if settings.learner != "arsq":
         return rival_figures(settings)
     model = learn(settings)
     action, _ = dataset(settings)
     state = torch.ones(len(action), 1)
     with torch.no_grad():
-        values, _ = model(state, encode(action, settings.levels, settings.bins))
+        values, advantages = model(state, encode(action, settings.levels, settings.bins))
         error = (values.mean(0) - reward_of(action)).square().mean().sqrt()
         value = model.state_value(state[:1]).mean()
     drawn = model.act(torch.ones(DRAWS, 1), _generator(settings, "actions"))
@@ -112,6 +113,7 @@ def run(settings: JointActions) -> dict[str, float]:
         "soft_reward": float(reward_of(drawn).mean()),
         "value_error": float(error),
         "value": float(value),
+        "least_advantage": float(advantages.min()),
     }
 
 

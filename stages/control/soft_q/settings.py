@@ -98,9 +98,9 @@ class DetourTask(Discretised):
     demonstration_share: Share = 0.5
     """arsq, sac: of each batch."""
     use_demonstrations: bool = True
-    """false: learn from own steps alone, the first of which are random."""
+    """false: learn from own steps alone."""
     steps: Count = 3000
-    """Own steps, with an update each; bc: updates."""
+    """Own steps, with an update each from the second on, with and without demonstrations; bc: updates."""
     evaluate_every: Count = 500
     evaluate_episodes: Count = 20
     batch: Count = 128

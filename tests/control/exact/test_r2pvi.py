@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from stages.control.exact.linear_mdp import (
     robust_values,
     simulated,
 )
-from stages.control.exact.r2pvi import Regression, dual, learn, penalty, run, worst_case
+from stages.control.exact.r2pvi import Regression, bound, dual, excess, learn, penalty, run, worst_case
 from stages.control.exact.settings import LinearPvi
 
 COIN = (np.array([0.0, 1.0]), np.array([0.5, 0.5]))
@@ -181,9 +182,93 @@ def test_pessimism_avoids_what_data_does_not_cover() -> None:
     factors[:, 0, 1] = factors[:, 1, 2] = 1.0
     mdp = LinearMdp(features, np.array([[0.2, 0.3], [0.0, 0.0]]), factors, start=0)
     seen = Steps(np.zeros((50, 2), int), np.zeros((50, 2), int), np.ones((50, 2), int))
-    bold = learn(mdp, seen, LinearPvi(robust="kl", kl_regression="shifted", beta=0.0))[0]
-    careful = learn(mdp, seen, LinearPvi(robust="kl", kl_regression="shifted", beta=1.0))[0]
+    bold = learn(mdp, seen, LinearPvi(robust="kl", kl_regression="shifted", beta=0.0)).policy
+    careful = learn(mdp, seen, LinearPvi(robust="kl", kl_regression="shifted", beta=1.0)).policy
     assert (bold[0, 0], careful[0, 0]) == (1, 0)
+
+
+def leaping(mdp: LinearMdp, leap: float) -> np.ndarray:
+    """The policy [H, S] that leaps with one probability everywhere."""
+    return np.full((mdp.horizon, len(mdp.features)), int(np.argmin(np.abs(mdp.features[0, :, 3] - leap))))
+
+
+def test_policies_differ_in_their_robust_value_by_hand() -> None:
+    """TV at 1 caps next values at 1. At 0.1 it caps them at 0.1, which nearly every state is worth: all policies are alike."""
+    mdp, found = simulated(), {}
+    for leap in (0.1, 0.5):
+        x2 = leap + leap + (1 - leap) * 0.999 * leap
+        found[leap] = leap + (1 - leap) * 0.999 * min(x2, 1.0)
+        assert robust_values(mdp, dual("tv", 1.0), leaping(mdp, leap))[0] == pytest.approx(found[leap])
+        assert robust_values(mdp, dual("tv", 0.1), leaping(mdp, leap))[0] == pytest.approx(0.1, abs=1e-4)
+    assert found[0.5] - found[0.1] > 0.6
+
+
+def test_bounds_by_hand() -> None:
+    """Penalties of 0.1 in each of three steps: twice 0.3. What happens in the failure state or in one that no factor reaches does
+    not count, unless a divergence can move mass there; a difference of values is at most the steps that are left."""
+    mdp = simulated()
+    policy, penalties = leaping(mdp, 0.5), np.full((3, 5, 16), 0.1)
+    penalties[:, mdp.fail] = penalties[1:, 0] = penalties[0, 1:] = 7.0
+    for kind in ("tv", "kl", "chi2"):
+        assert bound(mdp, policy, penalties, kind) == pytest.approx(0.6)
+    x2 = 0.2 + 0.5 * 0.999 * 0.2 + 0.5 * 0.2
+    assert bound(mdp, policy, penalties, "none") == pytest.approx(0.2 + 0.5 * 0.999 * x2 + 0.5 * 0.4)
+    assert bound(mdp, policy, np.full((3, 5, 16), 7.0), "kl") == 3.0
+    nowhere, penalties = replace(mdp, fail=None), np.full((3, 5, 16), 0.1)
+    penalties[1, 0] = 0.3
+    assert bound(nowhere, policy, penalties, "kl") == pytest.approx(0.6)
+    assert bound(nowhere, policy, penalties, "tv") == pytest.approx(0.2 + 0.6 + 0.2)
+
+
+def test_excess_by_hand() -> None:
+    """The data lack the second action, whose next value is 0.5 and estimated as 0; pessimism of 1 / sqrt(0.1) covers that."""
+    features = np.zeros((3, 2, 2))
+    features[0] = np.eye(2)
+    features[1:, :, 0] = 1.0
+    factors = np.zeros((2, 2, 3))
+    factors[:, 0, 1] = factors[:, 1, 2] = 1.0
+    mdp = LinearMdp(features, np.array([[0.2, 0.3], [0.5, 0.0]]), factors, start=0)
+    seen = Steps(np.zeros((50, 2), int), np.zeros((50, 2), int), np.ones((50, 2), int))
+    for beta, expected in ((0.0, 0.5), (1.0, 0.0)):
+        settings = LinearPvi(robust="kl", kl_regression="shifted", beta=beta)
+        found = excess(mdp, learn(mdp, seen, settings), dual("kl", settings.divergence_weight))
+        assert found == pytest.approx(expected) if beta == 0.0 else found < expected
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"robust": "tv", "divergence_weight": 1.9}, {"robust": "kl", "kl_regression": "shifted", "divergence_weight": 0.3}],
+)
+def test_suboptimality_and_its_bound_fall_with_data(settings: dict[str, object]) -> None:
+    """Contract: no bound is below what it bounds, and ten times the data lower it to about a third; that of 100 episodes already
+    says something: no return exceeds 2."""
+    means = []
+    for episodes in (100, 1000, 10_000):
+        found = [run(LinearPvi(episodes=episodes, seed=seed, **settings)) for seed in range(8)]
+        assert all(0 <= one["suboptimality"] + 1e-12 <= one["bound"] for one in found)
+        means.append([float(np.mean([one[name] for one in found])) for name in ("suboptimality", "bound")])
+    (first, large), (second, middle), (third, small) = means
+    assert first > 0.02
+    assert 0.0 <= third <= second < first / 4
+    assert third == pytest.approx(0.0, abs=1e-12)
+    assert large < 2
+    assert middle / large == pytest.approx(1 / np.sqrt(10), rel=0.1)
+    assert small / middle == pytest.approx(1 / np.sqrt(10), rel=0.1)
+
+
+@pytest.mark.parametrize("kind", ["none", "tv", "kl", "chi2"])
+def test_bounds_hold_wherever_no_error_exceeds_its_penalty(kind: str) -> None:
+    """The premise fails for KL at a small weight, whose errors grow as exp(H / weight), and with it the bound of beta 1."""
+    weights = (0.1, 0.5, 1.9) if kind != "none" else (0.1,)
+    covered = broken = 0
+    for weight in weights:
+        for seed in range(4):
+            one = run(LinearPvi(robust=kind, episodes=1000, seed=seed, divergence_weight=weight))
+            assert one["excess"] > 0 or one["suboptimality"] <= one["bound"] + 1e-12
+            covered += one["excess"] <= 0
+            broken += one["suboptimality"] > one["bound"]
+    assert covered > 0
+    assert broken == 0 or kind == "kl"
 
 
 def test_runs_are_repeatable_and_robust_ones_lose_less() -> None:
@@ -191,7 +276,8 @@ def test_runs_are_repeatable_and_robust_ones_lose_less() -> None:
     assert run(LinearPvi(robust="tv", seed=1)) == tv
     assert pevi["return_0"] > tv["return_0"]
     assert tv["return_100"] > pevi["return_100"]
-    assert -1e-9 <= tv["suboptimality_tv"] <= tv["bound"]
+    assert tv["suboptimality"] == tv["suboptimality_tv"]
+    assert not {"suboptimality", "bound", "excess"} & set(run(LinearPvi(robust="tv_constrained", seed=1)))
 
 
 def test_the_command_writes_its_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,6 +296,7 @@ def test_the_command_writes_its_figures(tmp_path: Path, monkeypatch: pytest.Monk
         ({"strength": 0.4}, "lower strength to at most 0.3"),
         ({"robust": "tv", "radius": 0.5}, "radius has no effect with robust: tv; remove it"),
         ({"robust": "none", "divergence_weight": 0.2}, "divergence_weight has no effect"),
+        ({"robust": "none", "penalty": "sum"}, "penalty has no effect with robust: none; remove it"),
         ({"ridge": 0.0}, "greater than 0"),
     ],
 )

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from stages.control.exact.contributions import contributions, main, parse_coalitions
+from stages.control.exact.contributions import cluster_error, contributions, main, parse_coalitions, team_coalitions
 from stages.control.exact.shapley import CoalitionError, shapley
 
 GLOVES = np.array([0, 0, 0, 0, 0, 1, 1, 1.0])
@@ -74,12 +74,60 @@ def test_contributions_to_a_merge_by_hand(tmp_path: Path, capsys: pytest.Capture
     players, models = parse_coalitions(TEAM)
     assert (players, models) == (["a", "b"], ["sft", "rl@a", "rl@b", "merged"])
     found = contributions(rows(RATES), players, models)["shop"]
-    assert found["a"].mean == pytest.approx(0.375)
-    assert found["b"].mean == pytest.approx(0.625)
-    assert found["a"].low < 0.375 < found["a"].high
+    assert found.players["a"].mean == pytest.approx(0.375)
+    assert found.players["b"].mean == pytest.approx(0.625)
+    assert found.players["a"].low < 0.375 < found.players["a"].high
+    assert (found.gain.mean, found.error, found.share("a")) == (1.0, 0.0, pytest.approx(0.375))
     rows(RATES).to_parquet(tmp_path / "rows.parquet")
     assert main([str(tmp_path / "rows.parquet"), *TEAM]) == 0
-    assert "| shop | a | +37.5 |" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "| shop | a | +37.5 |" in printed
+    assert "| 38 % | 4 |" in printed
+    assert "| shop | all together | +100.0 | +100.0 to +100.0 | – | 4 |" in printed
+
+
+def test_shares_need_a_gain_of_more_than_three_standard_errors() -> None:
+    """By hand: gains of 1, 1, 1 and 0 on four clusters have a mean of 3/4 and, of variance 1/4, a standard error of 1/4. The mean
+    of 16 such tasks, three in four, has one of sqrt(3/16 / 15)."""
+    players, models = parse_coalitions(TEAM)
+    for repeats, error in ((1, 1 / 4), (4, (3 / 16 / 15) ** 0.5)):
+        rates = {"sft": [0, 0, 0, 0], "rl@a": [1, 0, 0, 0], "rl@b": [0, 1, 1, 0], "merged": [1, 1, 1, 0]}
+        found = contributions(rows({model: of * repeats for model, of in rates.items()}), players, models)["shop"]
+        assert found.gain.mean == 0.75
+        assert found.error == pytest.approx(error)
+        assert found.share("b") == (None if repeats == 1 else pytest.approx(2 / 3))
+
+
+def test_errors_are_over_clusters_by_hand() -> None:
+    """Sums of 2, 1 and 0 over clusters of 2, 1 and 1 tasks, mean 3/4: deviations 0.5, 0.25 and -0.75."""
+    found = cluster_error(np.array([1.0, 1.0, 1.0, 0.0]), ["a", "a", "b", "c"])
+    assert found == pytest.approx((3 / 2 * (0.25 + 0.0625 + 0.5625)) ** 0.5 / 4)
+
+
+def test_contributions_of_roles_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The coalitions are found by their names: the solver alone solves one task of four, with the planner three; nobody acts
+    without it."""
+    team = {"rl@x": [1, 1, 1, 0], "rl@x[]": [0] * 4, "rl@x[planner]": [0] * 4, "rl@x[solver]": [1, 0, 0, 0], "sft": [1] * 4}
+    players, models = team_coalitions(list(team), "rl@x")
+    assert (players, models) == (["planner", "solver"], ["rl@x[]", "rl@x[planner]", "rl@x[solver]", "rl@x"])
+    found = contributions(rows(team), players, models)["shop"].players
+    assert (found["planner"].mean, found["solver"].mean) == (0.25, 0.5)
+    rows(team).to_parquet(tmp_path / "rows.parquet")
+    assert main([str(tmp_path / "rows.parquet"), "--team", "rl@x", "--method", "banzhaf"]) == 0
+    assert "| shop | planner | +25.0 |" in capsys.readouterr().out  # equal for two players
+    with pytest.raises(CoalitionError, match=r"coalition \(empty\) has no model.*run `dvc repro evaluate` again"):
+        team_coalitions([name for name in team if name != "rl@x[]"], "rl@x")
+    with pytest.raises(CoalitionError, match=r"no coalitions of sft: set evaluate\.attribution"):
+        team_coalitions(list(team), "sft")
+
+
+def test_banzhaf_values_by_hand() -> None:
+    """Gloves: values 1/4, 1/4 and 3/4 do not sum to the pair's worth."""
+    names = ["=n", "a=a", "b=b", "a+b=ab", "c=c", "a+c=ac", "b+c=bc", "a+b+c=abc"]
+    players, models = parse_coalitions(names)
+    worth = {model: [int(value)] * 2 for model, value in zip(models, GLOVES, strict=True)}
+    found = contributions(rows(worth), players, models, "banzhaf")["shop"].players
+    assert [found[player].mean for player in players] == [0.25, 0.25, 0.75]
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,8 @@ from stages.control.lane.settings import PARAMS, Film, Lane, load_lane
 from stages.control.lane.statistics import improvement, iqm_curve, last_scores
 from stages.control.offline.settings import KINDS
 from stages.control.reach import ravl
-from stages.reporting.control_page import render_control_page, results_table
+from stages.reporting.blocks import Figures
+from stages.reporting.control_page import baselines, bound_figures, render_control_page, results_table, spread
 from stages.runtime.validation import ParamsError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -45,7 +46,7 @@ def write(root: Path, values: dict[str, Any]) -> Path:
     path = root / PARAMS
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(values))
-    for part in ("control", "values"):
+    for part in ("control", "values", "records"):
         (root / "stages" / part).mkdir(parents=True, exist_ok=True)
     for file in ("stages/seeding.py", "stages/environments/wordle/rules.py"):
         (root / file).parent.mkdir(parents=True, exist_ok=True)
@@ -133,16 +134,44 @@ def test_the_page_has_curves_tables_and_films(played: tuple[Lane, dict[str, dict
     assert pages[0].count('class="plot"') == 1
     for text in ("SAC", "ppo", "P(better than SAC)", "-1234.5", "abababababab", "data:image/webp;base64,ZmlsbQ=="):
         assert text in pages[0]
+    assert pages[0].count("over-estimation</th>") == 1
+    assert spread(found["sac"]["figures"]["overestimation"]) in pages[0]
+    assert "model&#39;s error" not in pages[0], "no method has a learnt model"
     assert "http" not in re.sub(r"http://www\.w3\.org/\S+", "", pages[0])
 
 
 def test_results_by_hand() -> None:
     exact = {"problem": "reach", "task": "", "figures": {"return": [1.0, 2.0, 6.0]}, "steps": [], "returns": [[], [], []]}
-    found = results_table({"a": exact})
+    found = results_table({"a": exact}, {})
     assert found == "method,problem,task,figure,mean,lowest,highest\na,reach,,return,3,1,6\n"
     learnt = {"problem": "deep_q", "task": "t", "figures": {}, "steps": [500, 1000], "returns": [[1.0, 2.0], [3.0, 6.0]]}
-    points = results_table({"b": learnt}).splitlines()[1:]
-    assert points == ["b,deep_q,t,return at 500,2,1,3", "b,deep_q,t,return at 1000,4,2,6"]
+    points = results_table({"b": learnt}, {}).splitlines()[1:]
+    assert points[:2] == ["b,deep_q,t,return at 500,2,1,3", "b,deep_q,t,return at 1000,4,2,6"]
+    assert points[2].startswith("b,deep_q,t,end of runs,4,")
+    worse = {**learnt, "returns": [[0.0, 1.0], [1.0, 2.0]]}
+    assert (
+        results_table({"b": worse, "c": learnt}, {"c": "b"}).splitlines()[-1].startswith("c,deep_q,t,improvement over b,0.875,")
+    )
+
+
+def test_bounds_are_drawn_by_the_number_of_episodes() -> None:
+    """One figure of the two runs that differ in episodes alone; not of PEVI, and none of one run."""
+    settings = {"robust": "kl", "kl_regression": "shifted", "divergence_weight": 0.3}
+    methods = {
+        **{f"kl_{count}": {"problem": "linear_mdp", "settings": {**settings, "episodes": count}} for count in (1000, 100)},
+        "pevi": {"problem": "linear_mdp", "settings": {"robust": "none"}},
+    }
+    lane = Lane.model_validate({"methods": methods})
+    found = {name: {"figures": {"suboptimality": [0.1, 0.2], "bound": [0.4, 0.5]}} for name in methods}
+    (figures,) = bound_figures(lane, found, list(methods))
+    assert isinstance(figures, Figures)
+    assert len(figures.drawings) == 1
+    assert bound_figures(lane, found, ["kl_100", "pevi"]) == []
+
+
+def test_methods_are_compared_with_the_first_of_their_task(played: tuple[Lane, dict[str, dict[str, Any]]]) -> None:
+    lane, found = played
+    assert baselines(lane, found) == {"ppo": "sac"}
 
 
 @pytest.mark.parametrize(("task", "package", "actions"), [("CartPole-v1", "pygame", 1), ("Hopper-v5", "imageio", 3)])

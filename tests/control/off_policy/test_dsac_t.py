@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+from pydantic import ValidationError
+from torch import Tensor, nn
 
+from stages.control.off_policy.agent import Agent
+from stages.control.off_policy.replay import Transitions
+from stages.control.off_policy.settings import OffPolicy
+from stages.records.sections import params_hash
 from stages.values import gaussian as dsac_t
 from stages.values.settings import GaussianCritic
 
@@ -78,7 +83,7 @@ def test_with_constant_spread_and_scale_one_it_is_the_squared_error() -> None:
     mean = torch.randn(2, 50, generator=generator, requires_grad=True)
     target, sampled = torch.randn(50, generator=generator), torch.randn(50, generator=generator)
     std = torch.full((2, 50), 0.7)
-    running = torch.full((2,), (0.7**2 + dsac_t.SMALL) ** 0.5)
+    running = torch.full((2,), (0.7**2 + GaussianCritic().std_eps) ** 0.5)
     loss = dsac_t.critic_loss(mean, std, target, sampled, running, GaussianCritic(huber=None))
     squared = 0.5 * ((mean - target) ** 2).mean(1).sum()
     found, expected = (torch.autograd.grad(value, mean)[0] for value in (loss, squared))
@@ -97,3 +102,121 @@ def test_samples_stay_within_three_deviations() -> None:
     drawn = dsac_t.sample(mean, torch.full_like(mean, 2.0), torch.Generator().manual_seed(3))
     assert float(drawn.abs().max()) == pytest.approx(6.0)
     assert float(drawn.std()) == pytest.approx(2.0, rel=0.05)
+
+
+def test_divisors_and_the_range_of_the_scale_are_settings() -> None:
+    """Ratio 0.25 / (0.25 + 0.25) within 0.6 and 2, times the mean's error; the spread's is (0.25 - 1.125) / 0.75."""
+    _, by_mean, by_spread = gradients(1.0, 0.5, 0.5, 2.0, 4.0, std_eps=0.25, ratio_range=[0.6, 2.0])
+    assert (by_mean, by_spread) == pytest.approx((-0.6, 0.6 * (0.25 - 1.125) / 0.75))
+    _, by_mean, by_spread = gradients(1.0, 0.5, 0.5, 2.0, 4.0, adjusted=False, bound=2.0, std_eps=0.25)
+    assert (by_mean, by_spread) == pytest.approx((-1 / 0.5, (0.25 - 4) / 0.375), rel=1e-5)
+
+
+def test_added_settings_change_no_hash() -> None:
+    values = GaussianCritic().model_dump(mode="json")
+    assert params_hash(values) == params_hash({key: values[key] for key in values if key not in ("std_eps", "ratio_range")})
+    assert params_hash(values | {"std_eps": 0.2}) != params_hash(values)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"ratio_range": [2.0, 1.0]}, "the first, the least scale, must not be above the second"),
+        ({"ratio_range": [1.0]}, "at least 2 items"),
+        ({"ratio_range": [0.1, 5.0], "adjusted": False}, "ratio_range has no effect with adjusted: false"),
+        ({"std_eps": 0.0}, "greater than 0"),
+    ],
+)
+def test_bad_settings_are_refused(values: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        GaussianCritic.model_validate(values)
+
+
+def transitions(count: int, terminated: float) -> Transitions:
+    generator = torch.Generator().manual_seed(5)
+    seen, action, reward, following = (torch.randn(count, *shape, generator=generator) for shape in ((3,), (1,), (), (3,)))
+    return Transitions(seen, action.clamp(-1, 1), reward, following, torch.full((count,), terminated))
+
+
+SPREAD = 0.7
+
+
+def pair() -> tuple[Agent, Agent]:
+    """DSAC-T with a spread of SPREAD whatever the state and a scale of 1, and SAC with the same weights of the mean."""
+    torch.manual_seed(0)
+    sac = Agent(OffPolicy(width=8), 3, 1)
+    shape = {"huber": None, "spread_rate": 1e-9}
+    ours = Agent(OffPolicy.model_validate({"width": 8, "critic": "gaussian", "gaussian": shape}), 3, 1)
+    ours.policy.load_state_dict(sac.policy.state_dict())
+    with torch.no_grad():
+        for critics, plain in ((ours.critics, sac.critics), (ours.slow_critics, sac.slow_critics)):
+            *hidden, last = zip(critics.weights, plain.weights, critics.biases, plain.biases, strict=True)
+            for weight, other, bias, other_bias in hidden:
+                weight.copy_(other)
+                bias.copy_(other_bias)
+            for outputs, mean in (last[:2], last[2:]):
+                outputs[..., :1].copy_(mean)
+                outputs[..., 1].zero_()
+            last[2][..., 1].fill_(torch.tensor(SPREAD).expm1().log())
+        ours.running.fill_((SPREAD**2 + ours.settings.gaussian.std_eps) ** 0.5)
+    return ours, sac
+
+
+def gradient(loss: Tensor, parameters: list[nn.Parameter], outputs: slice = slice(None)) -> Tensor:
+    """Side by side; of the last weights and biases, of some outputs alone."""
+    found = torch.autograd.grad(loss, parameters)
+    half = len(found) // 2
+    parts = [part[..., outputs] if place in (half - 1, len(found) - 1) else part for place, part in enumerate(found)]
+    return torch.cat([part.flatten() for part in parts])
+
+
+def test_with_constant_spread_and_scale_one_both_gradients_are_sacs() -> None:
+    """Contract: the agent's critics and policy descend what SAC's do, with half the mean squared error."""
+    ours, sac = pair()
+    data = transitions(32, 0.0)
+    losses = [agent.critic_loss(data, torch.Generator().manual_seed(1)) for agent in (ours, sac)]
+    found = gradient(losses[0], list(ours.critics.parameters()), slice(1))
+    assert torch.allclose(found, gradient(losses[1], list(sac.critics.parameters())), atol=1e-6)
+    actors = [
+        torch.autograd.grad(agent.policy_loss(data, torch.Generator().manual_seed(2)), list(agent.policy.parameters()))
+        for agent in (ours, sac)
+    ]
+    for one, other in zip(*actors, strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
+    assert actors[0][0].abs().max() > 1e-4
+
+
+def test_at_the_end_both_targets_are_the_reward() -> None:
+    """Contract: d = 1 gives y_q = y_z = r; what the slow critics say does not matter."""
+    torch.manual_seed(0)
+    agent, data = Agent(OffPolicy(width=8, critic="gaussian"), 3, 1), transitions(16, 1.0)
+    found = agent.critic_loss(data, torch.Generator().manual_seed(1)).item()
+    mean, std = dsac_t.distribution(agent.critics(torch.cat([data.observation, data.action], -1)))
+    running = std.mean(1)
+    expected = dsac_t.critic_loss(mean, std, data.reward, data.reward, running, GaussianCritic())
+    assert found == pytest.approx(expected.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("values", "rates"),
+    [
+        ({}, (1e-3, 1e-3, 1e-3)),
+        ({"learning_rate": 1e-4, "alpha_learning_rate": 3e-4}, (1e-4, 1e-4, 3e-4)),
+        ({"policy_learning_rate": 2e-3}, (1e-3, 2e-3, 2e-3)),
+        ({"policy_learning_rate": 2e-3, "alpha_learning_rate": 5e-3}, (1e-3, 2e-3, 5e-3)),
+    ],
+)
+def test_critics_policy_and_alpha_have_learning_rates_of_their_own(values: dict, rates: tuple[float, float, float]) -> None:
+    """Adam's first step is about the learning rate, in the direction of the gradient's sign."""
+    torch.manual_seed(0)
+    agent = Agent(OffPolicy.model_validate({"width": 8, **values}), 3, 1)
+    parts = (list(agent.critics.parameters()), list(agent.policy.parameters()), [agent.log_alpha])
+    before = [nn.utils.parameters_to_vector(part).detach().clone() for part in parts]
+    agent.update(transitions(32, 0.0), torch.Generator().manual_seed(0))
+    moved = [(nn.utils.parameters_to_vector(part) - old).abs().max().item() for part, old in zip(parts, before, strict=True)]
+    assert moved == pytest.approx(rates, rel=1e-2)
+
+
+def test_a_learning_rate_of_an_alpha_that_is_fixed_is_refused() -> None:
+    with pytest.raises(ValidationError, match="alpha_learning_rate has no effect with tune_alpha: false"):
+        OffPolicy(tune_alpha=False, alpha_learning_rate=1e-3)

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from stages.control.off_policy.agent import Agent
 from stages.control.off_policy.imagination import Imagination
+from stages.control.off_policy.model_evaluation import model_figures, new_transitions
 from stages.control.off_policy.model_fit import fit
 from stages.control.off_policy.model_settings import Dynamics, Horizon
 from stages.control.off_policy.replay import Replay, Transitions
@@ -22,6 +23,7 @@ from stages.control.off_policy.updates import FlatAdam
 from stages.control.off_policy.vector_task import VectorTask
 from stages.control.off_policy.world_model import WorldModel
 from stages.runtime.validation import ParamsError
+from stages.seeding import key64
 
 SMALL = {"steps": 60, "evaluate_every": 20, "warm_up": 10, "batch": 8, "width": 8, "evaluate_episodes": 1, "gamma": 0.9}
 MODEL = {"width": 8, "fit_every": 15, "rollouts": 12, "epochs": 2}
@@ -107,6 +109,26 @@ def test_the_models_share_of_batches() -> None:
     assert shares == [0.0, 0.375, 0.75, 0.75]
 
 
+@pytest.mark.parametrize(("share", "batch", "real"), [(0.05, 256, 12), (0.05, 128, 6), (0.1, 10, 1), (0.0, 8, 0), (0.25, 8, 2)])
+def test_the_number_of_real_transitions_is_rounded_down(share: float, batch: int, real: int) -> None:
+    """Of 256 with a share of 0.05, the reference code's int(0.05 * 256) = 12."""
+    imagination, agent, replay = made({"real_share": share}, batch=batch)
+    imagination.prepare(replay, agent, 10, generator())
+    imagination.replay.kept.terminated.fill_(1.0)  # to tell them apart
+    drawn = imagination.draw(replay, 20, generator())
+    assert len(drawn.terminated) == batch
+    assert (drawn.terminated == 0).sum() == real
+
+
+def test_with_real_transitions_alone_no_model_is_rolled_out() -> None:
+    """A share of 1 is the run without a model, to the bit."""
+    found, expected = (
+        run(OffPolicy.model_validate({**SMALL, **values})) for values in ({"dynamics": {**MODEL, "real_share": 1.0}}, {})
+    )
+    assert found == expected
+    assert Training(OffPolicy.model_validate({**SMALL, "dynamics": {"real_share": 1.0}})).imagination is None
+
+
 def test_whole_batches_are_real_or_made_up() -> None:
     imagination, agent, replay = made({"real_share": 0.25, "mixture": "whole"})
     imagination.prepare(replay, agent, 10, generator())
@@ -141,6 +163,40 @@ def test_figures_of_a_run_with_a_model() -> None:
     assert figures["lipschitz_bound"] <= 0.5**3 * 1.05
     for name in ("model_error", "value_error", "model_distance", "bellman_gap"):
         assert figures[name] > 0
+
+
+@pytest.mark.parametrize("values", [{"output_noise": 3.0}, {"kind": "probabilistic", "loss": "nll"}])
+def test_the_models_error_is_that_of_its_means(values: dict[str, Any]) -> None:
+    """Contract: noise of predictions is no error of the model. With weights of 0 it predicts that states stay: its error is the
+    mean square of their changes, in units of 1, which `measure` has not changed."""
+    imagination, agent, _ = made(values, task="Pendulum-v1", evaluate_episodes=2)
+    settings = imagination.run
+    imagination, agent = Imagination(settings, 3, 1), Agent(settings, 3, 1)
+    with torch.no_grad():
+        for parameter in imagination.model.network.parameters():
+            parameter.zero_()
+    found = model_figures(agent, imagination, settings)
+    draws = generator(key64(settings.seed, "off_policy", "model figures") % 2**63)
+    data = new_transitions(agent, settings, draws)
+    changes = data.following - data.observation
+    assert found["model_error"] == pytest.approx(changes.square().mean().item(), rel=1e-5)
+    assert found["model_distance"] > changes.norm(dim=1).mean()
+    gradients = agent.value_gradients(data.following, "all")
+    assert found["value_error"] == pytest.approx((gradients * changes).square().mean().item(), rel=1e-5)
+
+
+def test_the_spread_of_a_gaussian_model_begins_within_bounds() -> None:
+    """Log variances of -10 to 0.5."""
+    torch.manual_seed(0)
+    model = WorldModel(Dynamics(kind="probabilistic", loss="nll", width=8), 2, 1)
+    found = []
+    for raw in (-100.0, 100.0):
+        with torch.no_grad():
+            model.network.biases[-1][..., 3:].fill_(raw)
+            log_std = model(torch.zeros(1, 2), torch.zeros(1, 1))[1]
+        assert log_std is not None
+        found.append((2.0 * log_std).flatten().tolist())
+    assert found == [pytest.approx([-10.0] * 3, abs=0.02), pytest.approx([0.5] * 3, abs=0.02)]
 
 
 class Ending(gymnasium.Env):

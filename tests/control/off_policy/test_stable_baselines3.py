@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -13,11 +12,11 @@ from stages.control.off_policy.evaluation import mean_return
 from stages.control.off_policy.settings import OffPolicy
 from stages.control.off_policy.training import Training
 from stages.control.off_policy.vector_task import VectorTask
+from tests.control.learning_curves import POINTS, SEEDS, assert_curves_agree, baseline_curve, differences, our_curve
 
 stable_baselines3 = pytest.importorskip("stable_baselines3")
 
 STEPS, WARM_UP, BATCH, RATE = 5000, 500, 64, 2e-3
-SEEDS = 3
 
 
 def baseline(seed: int = 0) -> Any:
@@ -66,30 +65,19 @@ def test_the_same_weights_give_the_same_values_actions_and_densities() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_learning_curves_agree() -> None:
-    """Returns after equal steps, with the same settings and evaluation: their difference is within its 99 % interval, and both
-    have learnt to swing the pendulum up."""
-    found: dict[str, list[float]] = {"ours": [], "theirs": []}
+    """Areas under the curves and their ends, after the same steps with the same settings and evaluation, differ within their 99 %
+    intervals, and both have learnt to swing the pendulum up."""
+    ours, theirs = [], []
+    task = VectorTask("Pendulum-v1", 20)
+    settings = {"steps": STEPS, "evaluate_every": STEPS // POINTS, "warm_up": WARM_UP, "batch": BATCH, "learning_rate": RATE}
     for seed in range(SEEDS):
-        task = VectorTask("Pendulum-v1", 20)
-        settings = {
-            "seed": seed,
-            "steps": STEPS,
-            "evaluate_every": STEPS,
-            "warm_up": WARM_UP,
-            "batch": BATCH,
-            "learning_rate": RATE,
-        }
-        training = Training(OffPolicy.model_validate({**settings, "evaluate_episodes": 1}))
-        training.train()
-        model = baseline(seed).learn(STEPS)
+        training = Training(OffPolicy.model_validate({**settings, "seed": seed, "evaluate_episodes": 1}))
+        ours.append(our_curve(training, lambda act: mean_return(act, task, 1)))
+        model = baseline(seed)
 
         def greedy(seen: torch.Tensor, model: Any = model) -> torch.Tensor:
             return model.actor(seen, deterministic=True)
 
-        found["ours"].append(mean_return(training.agent.greedy, task, 1))
-        found["theirs"].append(mean_return(greedy, task, 1))
-    print(found)
-    ours, theirs = (np.array(found[name]) for name in ("ours", "theirs"))
-    error = np.sqrt((ours.var(ddof=1) + theirs.var(ddof=1)) / SEEDS)
-    assert abs(ours.mean() - theirs.mean()) < 4.6 * error + 10.0  # t of 99 % with 4 degrees of freedom
-    assert min(ours.mean(), theirs.mean()) > -350
+        theirs.append(baseline_curve(model, STEPS, lambda act=greedy: mean_return(act, task, 1)))
+    print(ours, theirs, differences(ours, theirs))
+    assert_curves_agree(ours, theirs, slack=10.0, learnt=-350.0)

@@ -67,6 +67,19 @@ def test_a_predator_that_stays_is_worth_nothing_against_staying(kind: str, is_ze
     assert abs(found["player_2"]) == found["switched_off"]
 
 
+def test_a_predator_that_is_switched_off_is_copied_staying() -> None:
+    """Contract: random_player does what another one would do, and predator 1 would stay. Of two, the other one is copied: outside
+    the coalition of predator 1, predator 0 stays, as with noop; outside that of predator 0, predator 1 chases."""
+    values = {"seed": 7, "speeds": [1.0, 1.0], "switched_off": 1}
+    staying, copying = (Pursuit.model_validate({**values, "replacement": kind}) for kind in ("noop", "random_player"))
+
+    def returns(settings: Pursuit, coalition: int) -> np.ndarray:
+        return team_returns(settings, coalition, 200, "test")
+
+    assert np.array_equal(returns(copying, 0b10), returns(staying, 0b10))
+    assert returns(copying, 0b01).mean() > returns(staying, 0b01).mean()
+
+
 def test_sampled_contributions_are_near_the_exact_ones() -> None:
     exact = run(Pursuit(seed=7, episodes=100))
     for values in ({"estimator": "permutation"}, {"estimator": "permutation", "antithetic": True}):

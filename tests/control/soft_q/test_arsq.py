@@ -12,6 +12,7 @@ import yaml
 from pydantic import ValidationError
 from torch import Tensor
 
+from stages.control.off_policy.updates import FlatAdam
 from stages.control.soft_q import joint_actions
 from stages.control.soft_q.arsq import SoftQ, decode, demo_term, encode, normalised, prefixes
 from stages.control.soft_q.joint_actions import REWARDS, SHARES, dataset, reward_of, run
@@ -152,6 +153,46 @@ def test_conditioning_finds_the_best_pair(condition: str, greedy: float) -> None
     assert figures["greedy_reward"] == greedy
     assert figures["soft_reward"] == pytest.approx(greedy, abs=0.1)
     assert (figures["value_error"] < 0.25) == (condition == "prefix")
+
+
+def fitted(condition: str, actions: Tensor, rewards: Tensor) -> SoftQ:
+    """Q of choices among two bins [B, D], by squared error."""
+    torch.manual_seed(0)
+    model = SoftQ(1, actions.shape[1], JointActions.model_validate({"bins": 2, "width": 32, "condition": condition}))
+    optimiser = FlatAdam(model.parameters(), learning_rate=5e-3)
+    for _ in range(400):
+        optimiser.descend((model(torch.ones(len(actions), 1), actions)[0] - rewards).square().mean())
+    return model
+
+
+def chosen(model: SoftQ) -> list[int]:
+    """The bins of the greedy action."""
+    return encode(model.act(torch.ones(1, 1)), 1, 2)[0].tolist()
+
+
+def test_values_of_one_dimension_alone_mislead_where_data_have_several_modes() -> None:
+    """The paper's case: (0, 0) gives 1 and is a fifth of the data, (0, 1) gives -1 and (1, 0) 0.1, two fifths each. Of each
+    dimension alone, values are the data's means Q_1 = (-1/3, 0.1) and Q_2 = (0.4, -1), which choose (1, 0)."""
+    actions = torch.tensor([[0, 0], [0, 1], [0, 1], [1, 0], [1, 0]])
+    rewards = torch.tensor([1.0, -1.0, -1.0, 0.1, 0.1])
+    alone = [fitted("none", actions[:, [place]], rewards) for place in range(2)]
+    for model, expected in zip(alone, ([-1 / 3, 0.1], [0.4, -1.0]), strict=True):
+        values = model(torch.ones(2, 1), torch.tensor([[0], [1]]))[0]
+        assert torch.allclose(values, torch.tensor(expected).expand(2, -1), atol=0.02)
+    assert [chosen(model)[0] for model in alone] == [1, 0]
+    both = fitted("prefix", actions, rewards)
+    assert torch.allclose(both(torch.ones(5, 1), actions)[0], rewards.expand(2, -1), atol=0.02)
+    assert chosen(both) == [0, 0]
+
+
+def test_the_least_advantage_is_a_figure() -> None:
+    """Over both networks, all bins, and all choices before the second dimension's; the smaller of two is at most -alpha log 2."""
+    settings = JointActions(bins=2, updates=200)
+    model = joint_actions.learn(settings)
+    every = torch.tensor([[0, 0], [1, 0]])
+    least = min(model.advantages(torch.ones(2, 1), every).flatten().tolist())
+    assert run(settings)["least_advantage"] == pytest.approx(least)
+    assert least <= -0.05 * math.log(2)
 
 
 def test_demonstrations_hold_the_policy_near_the_data() -> None:

@@ -18,11 +18,12 @@ from stages.control.soft_q.detour import CORNER, learn, recorded, run, trained, 
 from stages.control.soft_q.settings import DemoTerm, DetourTask, SoftQLearning
 
 DETOUR = "bellwether/Detour-v0"
-TINY = {"steps": 20, "evaluate_every": 10, "evaluate_episodes": 2, "batch": 8, "width": 8, "episodes": 4}
+TINY = {"steps": 20, "evaluate_every": 10, "evaluate_episodes": 2, "batch": 8, "width": 8}
 
 
 def settings(**values: object) -> DetourTask:
-    return DetourTask.model_validate({**TINY, **values})
+    demonstrations = {"episodes": 4} if values.get("use_demonstrations", True) else {}
+    return DetourTask.model_validate({**TINY, **demonstrations, **values})
 
 
 def walk(actions: list[list[float]]) -> tuple[float, bool]:
@@ -134,6 +135,24 @@ def test_a_killed_run_goes_on_from_its_checkpoint_to_the_bit(
     assert file.exists()
     assert learn(chosen).figures == whole.figures
     assert not file.exists()
+
+
+@pytest.mark.parametrize("learner", ["arsq", "sac"])
+def test_with_and_without_demonstrations_there_are_as_many_updates(learner: str) -> None:
+    """Contract: what demonstrations are worth is compared at equal updates: one per step from the second on."""
+    found = [trained(settings(learner=learner, use_demonstrations=given)) for given in (True, False)]
+    assert [training.agent.updates for training in found] == [19, 19]
+    assert [len(training.replay) for training in found] == [20 + len(found[0].demonstrations.data.reward), 20]
+
+
+def test_the_least_advantage_is_a_figure() -> None:
+    """Of both networks, all bins after the choices of all steps in the buffer; -alpha log 3 at most, that of three even ones."""
+    training, found = trained(settings(episodes=4)), run(settings(episodes=4))
+    data = training.replay.everything()
+    with torch.no_grad():
+        advantages = training.agent.model(data.observation, encode(data.action, 1, 3))[1]
+    assert found["least_advantage"] == pytest.approx(min(advantages.flatten().tolist()))
+    assert found["least_advantage"] <= -0.01 * np.log(3)
 
 
 def test_figures_are_shares_of_ends() -> None:

@@ -36,10 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{report['status']}{why}: replaceable share {share:.1%}, cost of a call {cost:.1%} of the large model's")
             return 0
         calls = read_calls(options.answer)
-        routed = CallRouter.load(root / settings.out).route(calls, settings.max_length, settings.max_tokens)
+        routed = CallRouter.load(root / settings.out).route(calls)
         for call, one in zip(calls, routed, strict=True):
             text = None if one.answer is None else one.answer.text
-            print(json.dumps({"trace": call["trace"], "call": call["call"], "by": one.by, "answer": text}))
+            print(json.dumps({"trace": call["trace"], "call": call["call"], "by": one.by, "why": one.fallback, "answer": text}))
     except (ParamsError, ValueError, OSError) as error:
         print(f"conversion: {error}", file=sys.stderr)
         return 2

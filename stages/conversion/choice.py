@@ -69,9 +69,21 @@ def lower_bound(differences: Sequence[float], traces: Sequence[str], settings: R
     return float(np.quantile(means, 1 - settings.confidence))
 
 
-def promoted(differences: Sequence[float], traces: Sequence[str], settings: Router, seed: int) -> bool:
-    """Whether quality_SLM >= quality_LLM - epsilon by the lower bound; never without held-out calls."""
-    return bool(len(differences)) and lower_bound(differences, traces, settings, seed) >= -settings.epsilon - 1e-12
+def promotion(
+    differences: Sequence[float], traces: Sequence[str], confirmed: int, settings: Router, seed: int
+) -> tuple[float | None, str]:
+    """The lower bound of quality_SLM - quality_LLM (None without test calls), and why the specialist is not promoted; "": it is,
+    since the bound is at least -epsilon.
+
+    `confirmed`: how many of the calls the large model got right. Only these can show that a specialist is worse: where both are
+    wrong, they tie, so that with too few of them any specialist would pass.
+    """
+    bound = lower_bound(differences, traces, settings, seed) if len(differences) else None
+    if bound is None:
+        return None, "no test call with a reported outcome is answered with enough confidence"
+    if confirmed < (least := settings.min_calls):
+        return bound, f"{confirmed} confirmed test calls are answered with enough confidence; router.min_calls is {least}"
+    return bound, "" if bound >= -settings.epsilon - 1e-12 else "worse than the large model"
 
 
 def calibrated(confidences: Sequence[float], correct: Sequence[bool], wanted: float, floor: float) -> float:

@@ -56,6 +56,13 @@ class Clusters:
         similarity = np.asarray(vectors @ self.centroids.T)
         return similarity.argmax(1), similarity.max(1)
 
+    def resembled(self, calls: Sequence[dict[str, Any]], min_similarity: float) -> np.ndarray:
+        """The cluster [N] whose centroid each call's prompt is nearest to; -1: it is less similar than `min_similarity`."""
+        if not calls:
+            return np.zeros(0, dtype=int)
+        nearest, similarity = self.nearest(calls)
+        return np.where(similarity >= min_similarity, nearest, -1)
+
 
 def fit_clusters(calls: Sequence[dict[str, Any]], settings: ClusterCalls) -> tuple[Clusters, np.ndarray]:
     """The clusters, and the cluster of each call [N] in the order given. The result does not depend on that order.

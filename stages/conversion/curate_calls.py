@@ -15,6 +15,8 @@ Call = dict[str, Any]
 SHINGLE = 5
 PARTS = (("train", 8), ("valid", 9), ("test", 10))
 """Traces by tenths: rows of one trace are never in two parts."""
+CONFIRMED = ("llm", "verified")
+"""Provenance of answers that may be trained on: the large model's, or a specialist's that a verifier confirmed."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,12 @@ def valid_call(call: Call) -> bool:
         and roles == [("user", "assistant")[place % 2] for place in range(len(roles))]
         and bool(call["response"].strip())
     )
+
+
+def judged(call: Call) -> bool:
+    """Whether it is known if the large model's answer to a call is right: its trace's outcome was reported. What a specialist
+    answered says nothing about the large model."""
+    return call["outcome"] is not None and call["provenance"] in CONFIRMED
 
 
 def shingles(call: Call) -> frozenset[tuple[str, ...]]:
@@ -73,7 +81,8 @@ def curated(calls: Sequence[Call], settings: CurateCalls, masker: Masker, seed: 
     """Schema check, masking, outcome filter, duplicates, split by trace.
 
     Training rows are confirmed ones: answers of the large model in traces that succeeded. Failures stay in validation and test,
-    so that these are not easier than what will be asked. Raises LeakError if personal data is left.
+    so that these are not easier than what will be asked. Calls that a router left to the large model, as no specialist was good
+    enough, are taken first where `max_examples` cuts. Raises LeakError if personal data is left.
     """
     counts: Counter[str] = Counter()
     ordered = sorted(calls, key=lambda call: (call["trace"], call["call"]))
@@ -83,15 +92,16 @@ def curated(calls: Sequence[Call], settings: CurateCalls, masker: Masker, seed: 
     unique = without_duplicates(masked, settings.dedup_jaccard)
     counts["duplicate"] = len(masked) - len(unique)
     parts: dict[str, list[Call]] = {name: [] for name, _ in PARTS}
-    for call in unique:
+    for call in sorted(unique, key=lambda call: not call.get("fallback")):
         part = part_of(call["trace"], seed)
-        confirmed = call["provenance"] in ("llm", "verified") and (call["outcome"] == 1 or settings.keep_outcome == "all")
+        confirmed = call["provenance"] in CONFIRMED and (call["outcome"] == 1 or settings.keep_outcome == "all")
         if part == "train" and not confirmed:
             counts["unconfirmed"] += 1
         elif len(parts[part]) >= settings.max_examples:
             counts["over max_examples"] += 1
         else:
             parts[part].append(call)
+    parts = {name: sorted(rows, key=lambda call: (call["trace"], call["call"])) for name, rows in parts.items()}
     return Curated(
         parts,
         {

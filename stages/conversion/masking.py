@@ -155,20 +155,24 @@ class Masker:
         return PLACEHOLDER.sub(value, text)
 
     def mask_call(self, call: Mapping[str, Any]) -> dict[str, Any]:
-        """A call with its texts masked."""
+        """A call with its trace's name and its texts masked."""
         trace = str(call["trace"])
         prompt = [{**message, "content": self.mask(message["content"], trace)} for message in call["prompt"]]
-        return {**call, "prompt": prompt, "response": self.mask(call["response"], trace)}
+        return {**call, "trace": self.trace(trace), "prompt": prompt, "response": self.mask(call["response"], trace)}
+
+    def trace(self, trace: str) -> str:
+        """A trace's name, which the client chose, masked; different names stay different."""
+        return self.mask(trace, trace)
 
     def check(self, calls: Sequence[Mapping[str, Any]]) -> None:
         """Raise LeakError, without quoting it, for a call with unmasked personal data."""
         for number, call in enumerate(calls, 1):
-            for text in (*(message["content"] for message in call["prompt"]), call["response"]):
+            trace = str(call["trace"])
+            for text in (trace, *(message["content"] for message in call["prompt"]), call["response"]):
                 if found := self.found(text):
                     kinds = ", ".join(sorted({kind for kind, _ in found}))
-                    raise LeakError(
-                        f"call {number} (trace {call['trace']}) has unmasked personal data: {kinds}; nothing was written"
-                    )
+                    where = "in its trace's name" if self.found(trace) else f"trace {trace}"
+                    raise LeakError(f"call {number} ({where}) has unmasked personal data: {kinds}; nothing was written")
 
     def save(self, path: Path) -> None:
         atomic_text(path, json.dumps(self.vault, sort_keys=True, indent=1) + "\n")

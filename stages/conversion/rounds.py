@@ -1,31 +1,35 @@
 """The rounds of a conversion, S1 to S6: collect, curate, cluster, select, specialise, route, promote.
 
-<log> -> <out>/{router.json, specialist-<k>/, report.json, hard.jsonl, vault.json, dashboard.html}. The same log and settings give
-the same bytes.
+<log> -> <out>/{router.json, specialist-<k>/, report.json, state.json, dashboard.html}. The same log and settings give the same
+bytes. The values of placeholders stay in the log's vault. Calls that fell back are marked in the log, from which the next round
+takes them first.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from stages.agent.policy import Policy, load_policy
-from stages.conversion.call_log import read_calls
-from stages.conversion.choice import Scored, Share, calibrated, cost_per_call, lower_bound, replaceable_share, select
+from stages.agent.policy import Policy, load_policy, policy_hash
+from stages.conversion.call_log import expire, read_calls
+from stages.conversion.call_log import today as this_day
+from stages.conversion.choice import Scored, Share, calibrated, cost_per_call, promotion, replaceable_share, select
 from stages.conversion.clusters import Clusters, answer_shape, fit_clusters
-from stages.conversion.curate_calls import Call, Curated, curated
+from stages.conversion.curate_calls import Call, Curated, curated, judged
 from stages.conversion.masking import Masker, load_key
-from stages.conversion.router import LARGE, CallRouter, Specialist, queued
+from stages.conversion.router import LARGE, CallRouter, Specialist
 from stages.conversion.settings import Conversion
 from stages.conversion.specialise import Answer, answers, parameters, save, train
+from stages.conversion.triggers import due, fallback_rate, key_of, rights, same_answer
 from stages.records.card import Card
 from stages.records.episode import read_json, write_json
 from stages.records.sections import params_hash
-from stages.runtime.files import atomic_text
 from stages.runtime.progress import Progress
 
 CARD = Card(
@@ -47,10 +51,9 @@ NOT_CONVERTIBLE, CONVERTED, NOTHING_NEW = "not convertible", "converted", "nothi
 
 def quality(calls: Sequence[Call], found: Sequence[Answer]) -> tuple[list[bool], list[bool]]:
     """Whether the large model's and the specialist's answers are right, by call: the former in traces that succeeded, the latter
-    where it also gives the same answer."""
+    where it also gives the same answer. `calls`: only those that are `judged`."""
     large = [call["outcome"] == 1 for call in calls]
-    same = [" ".join(call["response"].split()) == " ".join(one.text.split()) for call, one in zip(calls, found, strict=True)]
-    return large, [right and equal for right, equal in zip(large, same, strict=True)]
+    return large, [right and same_answer(call, one) for right, call, one in zip(large, calls, found, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -104,8 +107,8 @@ class Round:
 
     def specialist(self, cluster: int, parts: dict[str, list[Call]]) -> tuple[Specialist | None, dict[str, Any]]:
         """The cluster's specialist, saved, and the report's row; None: the cluster stays with the large model."""
-        router = self.settings.router
-        fitted = self.candidates(cluster, parts["train"], parts["valid"])
+        router, valid = self.settings.router, [call for call in parts["valid"] if judged(call)]
+        fitted = self.candidates(cluster, parts["train"], valid)
         row: dict[str, Any] = {
             "rows": {name: len(calls) for name, calls in parts.items()},
             "candidates": {one.scored.name: {"score": one.scored.score, "cost": one.scored.cost} for one in fitted},
@@ -114,48 +117,50 @@ class Round:
         if chosen is None:
             return None, {**row, "served_by": LARGE, "why": "no candidate meets size, latency and licence"}
         one = next(one for one in fitted if one.scored == chosen)
-        large, right = quality(parts["valid"], one.valid)
-        wanted = float(np.mean(large)) - router.epsilon if large else 1.0
-        threshold = calibrated([answer.confidence for answer in one.valid], right, wanted, router.min_confidence)
         shapes = tuple(sorted({answer_shape(call["response"]) for call in parts["train"]}))
-        made = Specialist(cluster, chosen.name, round(threshold, 9) if np.isfinite(threshold) else 2.0, shapes, chosen.cost)
-        return self._promote(made, one, parts["test"], row)
+        made = Specialist(cluster, chosen.name, 0.0, shapes, chosen.cost)
+        large, right = quality(valid, one.valid)
+        wanted = float(np.mean(large)) - router.epsilon if any(large) else 1.0
+        formed = [not made.refusal(call, answer) for call, answer in zip(valid, one.valid, strict=True)]
+        known = [(answer.confidence, same) for answer, same, own in zip(one.valid, right, formed, strict=True) if own]
+        threshold = calibrated([pair[0] for pair in known], [pair[1] for pair in known], wanted, router.min_confidence)
+        made = replace(made, threshold=threshold if np.isfinite(threshold) else 2.0)
+        return self._promote(made, one, [call for call in parts["test"] if judged(call)], row)
 
     def _promote(
         self, made: Specialist, one: Fitted, test: list[Call], row: dict[str, Any]
     ) -> tuple[Specialist | None, dict[str, Any]]:
-        """Promote a specialist if it is not worse on the test calls that it would answer, by the lower bound."""
-        router = self.settings.router
+        """Promote a specialist if it is not worse on the test calls that it would answer, by the lower bound. `test`: the
+        cluster's calls that are `judged`."""
         found = self._answers(one.policy, test)
         large, right = quality(test, found)
-        takes = [answer.confidence >= made.threshold and answer_shape(answer.text) in made.shapes for answer in found]
-        pairs = [
-            (int(ours) - int(theirs), call["trace"])
-            for ours, theirs, call, own in zip(right, large, test, takes, strict=True)
-            if own
-        ]
-        bound = (
-            lower_bound([pair[0] for pair in pairs], [pair[1] for pair in pairs], router, self.settings.seed) if pairs else None
-        )
+        takes = [not made.refusal(call, answer) for call, answer in zip(test, found, strict=True)]
+        taken = [place for place, own in enumerate(takes) if own]
+        differences = [int(right[place]) - int(large[place]) for place in taken]
+        traces, confirmed = [test[place]["trace"] for place in taken], sum(large[place] for place in taken)
+        bound, why = promotion(differences, traces, confirmed, self.settings.router, self.settings.seed)
         row |= {
             "candidate": made.candidate,
             "threshold": made.threshold,
-            "kept": sum(takes) / max(len(takes), 1),
+            "kept": len(taken) / max(len(test), 1),
+            "confirmed": confirmed,
             "rho": made.rho,
             "quality_large": float(np.mean(large)) if large else None,
             "quality_specialist": float(np.mean(right)) if right else None,
             "difference_lower_bound": bound,
         }
-        if bound is None or bound < -router.epsilon - 1e-12:
-            why = "no test call is answered with enough confidence" if bound is None else "worse than the large model"
+        if why:
             return None, {**row, "served_by": LARGE, "why": why}
-        save(one.policy, self.out / f"specialist-{made.cluster}")
-        return made, {**row, "served_by": made.candidate}
+        folder = self.out / f"specialist-{made.cluster}"
+        save(one.policy, folder)
+        return replace(made, policy_hash=policy_hash(folder)), {**row, "served_by": made.candidate}
 
     def run(self, calls: Sequence[Call], masker: Masker, bar: Progress | None = None) -> dict[str, Any]:
         """Convert; returns the report. With too few calls, nothing but the report is written."""
         kept = curated(calls, self.settings.curate, masker, self.settings.seed)
-        report: dict[str, Any] = {"round": self.number, "calls": len(calls), "curated": kept.counts}
+        answered = Counter(call["provenance"] + (f", {call['fallback']}" if call["fallback"] else "") for call in calls)
+        counts = {"curated": kept.counts, "answered_by": dict(sorted(answered.items()))}
+        report: dict[str, Any] = {"round": self.number, "calls": len(calls), **counts}
         if len(kept.parts["train"]) < self.settings.curate.min_examples:
             why = f"{len(kept.parts['train'])} training calls; curate.min_examples is {self.settings.curate.min_examples}"
             return {
@@ -169,15 +174,17 @@ class Round:
         clusters, labels = fit_clusters(kept.parts["train"], self.settings.cluster)
         report |= {"silhouette": clusters.silhouette, "cluster_sizes": clusters.sizes}
         specialists, rows = self._specialists(clusters, labels, kept, bar)
-        router = CallRouter(self.out, clusters, specialists, self.settings.router.min_similarity)
+        limits = self.settings.router.min_similarity, self.settings.max_length, self.settings.max_tokens
+        router = CallRouter(self.out, clusters, specialists, *limits)
         router.save()
         return {**report, **self._accounting(router, kept, rows), "status": CONVERTED}
 
     def _specialists(
         self, clusters: Clusters, labels: np.ndarray, kept: Curated, bar: Progress | None
     ) -> tuple[list[Specialist], dict[str, dict[str, Any]]]:
-        found, rows = [], {}
-        assigned = {name: clusters.nearest(part, answered=True)[0] if part else [] for name, part in kept.parts.items()}
+        """By cluster. Validation and test calls are assigned as the router assigns calls, which have no answers yet."""
+        found, rows, floor = [], {}, self.settings.router.min_similarity
+        assigned = {name: clusters.resembled(part, floor) for name, part in kept.parts.items() if name != "train"}
         assigned["train"] = labels
         for cluster in range(clusters.count):
             parts = {
@@ -197,49 +204,33 @@ class Round:
         return found, rows
 
     def _accounting(self, router: CallRouter, kept: Curated, rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
-        """What a call costs with the router, on held-out calls, relative to the large model alone."""
-        held_out = kept.parts["valid"] + kept.parts["test"]
-        routed = router.route(held_out, self.settings.max_length, self.settings.max_tokens)
-        shares = []
+        """What a call costs with the router, relative to the large model alone, on test calls: validation calls chose models and
+        thresholds. Calls count whatever their outcome; the quality is that of calls whose outcome is known."""
+        test = kept.parts["test"]
+        routed = router.route(test)
+        shares, right = [], rights(test, routed)
         for cluster, specialist in sorted(router.specialists.items()):
             own = [one for one in routed if one.cluster == cluster]
             weight, taken = len(own) / max(len(routed), 1), sum(one.by != LARGE for one in own)
             rows[str(cluster)] |= {"weight": weight, "routed": taken / max(len(own), 1)}
             shares.append(Share(weight, taken / max(len(own), 1), specialist.rho))
-        atomic_text(self.out / "hard.jsonl", queued(held_out, routed))
         return {
             "clusters": rows,
-            "held_out_calls": len(held_out),
+            "test_calls": len(test),
             "cost_per_call": cost_per_call(shares),
             "replaceable_share": replaceable_share(shares),
-            "fallback_rate": 1 - replaceable_share(shares),
+            "fallback_rate": fallback_rate(routed),
+            "quality": float(np.mean(right)) if right else None,
         }
 
 
-def due(settings: Conversion, calls: Sequence[Call], masker: Masker, root: Path, state: dict[str, Any] | None) -> str:
-    """Why a round starts; "": nothing is new."""
-    iterate = settings.iterate
-    if state is None or state["settings"] != params_hash(settings):
-        return "first round" if state is None else "settings changed"
-    new = len(calls) - state["calls"]
-    if new <= 0 or state["round"] >= iterate.max_rounds:
-        return ""
-    if new >= iterate.every_n_calls:
-        return f"{new} new calls"
-    if not (root / settings.out / "router.json").exists():
-        return ""
-    names = {(call["trace"], call["call"]) for call in state["newest"]}
-    fresh = [masker.mask_call(call) for call in calls if (call["trace"], call["call"]) not in names]
-    routed = CallRouter.load(root / settings.out).route(fresh[-iterate.every_n_calls :], settings.max_length, settings.max_tokens)
-    rate = sum(one.by == LARGE for one in routed) / max(len(routed), 1)
-    return f"fallback rate {rate:.0%}" if rate > max(iterate.fallback_rate_above, state["fallback_rate"]) else ""
-
-
-def convert(settings: Conversion, root: Path, bar: Progress | None = None) -> dict[str, Any]:
-    """One round, if there is a reason for one; otherwise no file changes. Raises FileNotFoundError without a log, LeakError."""
+def convert(settings: Conversion, root: Path, bar: Progress | None = None, today: date | None = None) -> dict[str, Any]:
+    """One round, if there is a reason for one; otherwise no file changes, but for rows of the log that are too old by `today`
+    (None: the day in UTC), which are deleted first. Raises FileNotFoundError without a log, LeakError."""
     from stages.conversion.dashboard import write_dashboard
 
     out, state_file = root / settings.out, root / settings.out / "state.json"
+    expire(root / settings.log, settings.collect.retention_days, today or this_day())
     calls = read_calls(root / settings.log)
     masker = Masker(load_key(root / settings.key), settings.curate.pii, settings.curate.names)
     state = read_json(state_file) if state_file.exists() else None
@@ -253,8 +244,7 @@ def convert(settings: Conversion, root: Path, bar: Progress | None = None) -> di
     history = [*history, {key: report[key] for key in ("round", "status", "calls", "cost_per_call", "replaceable_share")}]
     write_json(out / "report.json", report)
     write_dashboard(out / "dashboard.html", report, history)
-    newest = [{"trace": call["trace"], "call": call["call"]} for call in calls]
-    fallback = report.get("fallback_rate", 1.0)
-    made = {"round": number, "calls": len(calls), "newest": newest, "fallback_rate": fallback, "history": history}
+    seen = [list(key_of(call, masker)) for call in calls]
+    made = {"round": number, "seen": seen, "quality": report.get("quality"), "history": history}
     write_json(state_file, {**made, "settings": params_hash(settings)})
     return report

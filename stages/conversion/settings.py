@@ -10,6 +10,22 @@ from pydantic import Field, ValidationError, model_validator
 from stages.runtime.validation import Count, NonNegative, ParamsError, Positive, Section, Share, explain, parse_yaml
 
 Kind = Literal["email", "phone", "card", "ip", "name"]
+Kept = Literal["prompt", "response", "latency_ms", "outcome"]
+
+
+class Collect(Section):
+    """S1: what the server logs. Answers for people never are, and texts are always masked."""
+
+    fields: list[Kept] = ["prompt", "response", "latency_ms", "outcome"]
+    """What a call's row holds beside its names; prompt and response, which has the tool calls, are needed."""
+    retention_days: Count | None = 30
+    """Older rows are deleted from the log, with the values of their placeholders; null: never."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> Collect:
+        if missing := [name for name in ("prompt", "response") if name not in self.fields]:
+            raise ValueError(f"fields lacks {' and '.join(missing)}, without which nothing can be learned from a call")
+        return self
 
 
 class CurateCalls(Section):
@@ -87,15 +103,22 @@ class Router(Section):
     """Mean probability of the answer's tokens; raised for a cluster until its accepted validation calls are as good as asked."""
     epsilon: Share = 0.02
     """How much worse than the large model a specialist may be, by the lower bound of a paired comparison."""
+    min_calls: Count = 30
+    """Fewer calls decide nothing: confirmed test calls that a specialist answers, for its promotion; calls since the last round,
+    for the rates of `iterate`."""
     confidence: Annotated[float, Field(gt=0.5, lt=1.0)] = 0.95
     resamples: Count = 1000
 
 
 class Iterate(Section):
-    """S6: when a further round starts."""
+    """S6: when a further round starts: for any of these reasons."""
 
     every_n_calls: Count = 5000
     fallback_rate_above: Share = 0.15
+    """Of the calls since the last round: those that resemble no cluster, or whose specialist was not sure or answered in another
+    shape than it learned."""
+    quality_drop_above: Share = 0.02
+    """How far the share of right answers among the specialists' is below that of the last round's test calls."""
     max_rounds: Count = 5
 
 
@@ -113,6 +136,7 @@ class Conversion(Section):
     max_tokens: Count = 24
     """Of an answer."""
     seed: Annotated[int, Field(ge=0)] = 0
+    collect: Collect = Collect()
     curate: CurateCalls = CurateCalls()
     cluster: ClusterCalls = ClusterCalls()
     select: SelectModel = SelectModel()

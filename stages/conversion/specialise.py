@@ -14,7 +14,7 @@ from torch import Tensor
 from stages.agent.chat import Chat
 from stages.agent.policy import Policy
 from stages.conversion.settings import Specialise
-from stages.engine.engine import Sampling
+from stages.engine.engine import Sampling, Turn
 from stages.engine.local_engine import make_engine
 from stages.records.episode import Episode
 from stages.training.common.documents import Documents, encode, epoch_batches
@@ -107,6 +107,12 @@ def train(
     return float(np.mean(losses))
 
 
+def answer_of(chat: Chat, turn: Turn, read: int) -> Answer:
+    """The answer in a turn after a prompt of `read` tokens."""
+    confidence = float(np.exp(np.array(turn.logprobs)).mean()) if turn.logprobs else 0.0
+    return Answer(chat.action_text(turn.token_ids), confidence, read + len(turn.token_ids))
+
+
 def answers(policy: Policy, calls: Sequence[dict[str, Any]], max_length: int, max_tokens: int) -> list[Answer]:
     """The model's greedy answers to the calls' prompts, in order; "" with confidence 0 where there is no room."""
     chat = Chat(policy.tokenizer)
@@ -124,8 +130,7 @@ def answers(policy: Policy, calls: Sequence[dict[str, Any]], max_length: int, ma
     while len(found) < len(calls):
         for turn in engine.advance():
             place, read = places[turn.session]
-            confidence = float(np.exp(np.array(turn.logprobs)).mean()) if turn.logprobs else 0.0
-            found[place] = Answer(chat.action_text(turn.token_ids), confidence, read + len(turn.token_ids))
+            found[place] = answer_of(chat, turn, read)
             engine.close(turn.session)
     return [found[place] for place in range(len(calls))]
 

@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -22,8 +23,11 @@ from stages.engine.engine import EngineError, Sampling, Turn
 from stages.records.messages import Messages, plain_messages
 from stages.seeding import key64
 from stages.serving.engine_thread import EngineThread, GenerationJob
+from stages.serving.outcomes import add_outcomes
+from stages.serving.recording import Recording
 from stages.serving.request_guard import RequestGuard, error_reply
-from stages.serving.schemas import MAX_TURNS, ChatRequest, CompletionRequest, GenerationRequest, OutcomeReport
+from stages.serving.schemas import MAX_TURNS, ChatRequest, CompletionRequest, GenerationRequest
+from stages.serving.specialists import Decision, Specialists, draws
 from stages.serving.variants import Variant
 
 SEED_BITS = 31
@@ -62,6 +66,10 @@ class Agent:
     max_length: int
     log: CallLog | None = None
     """Where chat completions are logged, if anywhere."""
+    specialists: Specialists | None = None
+    """Small models that answer some chat completions, if any."""
+    recording: Recording | None = None
+    """Where chat completions are recorded for training, if anywhere."""
 
     def variant(self, name: str) -> Variant:
         if name not in self.names:
@@ -111,9 +119,18 @@ class Agent:
             jobs.append(GenerationJob(token_ids, keys, self.sampling_of(body, len(token_ids), max_tokens), variant))
         return await self.run(request, jobs)
 
-    async def run(self, request: Request, jobs: Sequence[GenerationJob]) -> list[list[Turn]]:
-        """See `answers`."""
-        drawing = [asyncio.wrap_future(self.turns.submit(job)) for job in jobs]
+    async def routed(self, request: Request, body: ChatRequest, messages: Messages, trace: str, length: int) -> Decision:
+        """Who answers a chat completion of `length` tokens. Raises RefusedError for what the large model could not answer."""
+        max_tokens, specialists = body.max_completion_tokens or body.max_tokens, self.specialists
+        if specialists is None or body.model not in specialists.names or for_person(body) or draws(body):
+            return Decision()
+        self.sampling_of(body, length, max_tokens)
+        return await specialists.decide(messages, trace, max_tokens, partial(self.run, request))
+
+    async def run(self, request: Request, jobs: Sequence[GenerationJob], engine: EngineThread | None = None) -> list[list[Turn]]:
+        """The turns of each job, on the large model's engine if no other is given; see `answers`."""
+        engine = engine or self.turns
+        drawing = [asyncio.wrap_future(engine.submit(job)) for job in jobs]
         leaving = asyncio.ensure_future(disconnected(request))
         missing = set(drawing)
         try:
@@ -129,7 +146,7 @@ class Agent:
             leaving.cancel()
             for job, turns in zip(jobs, drawing, strict=True):
                 turns.cancel()
-                self.turns.cancel(job)
+                engine.cancel(job)
 
     # ---- replies ------------------------------------------------------------------------------------------------------------
 
@@ -175,24 +192,65 @@ class Agent:
             message["reasoning_content"] = parsed.thought  # vLLM's name for it
         return {"index": index, "message": message, "logprobs": logprobs, **self.ending(body, turn)}
 
+    def specialist_choice(self, body: ChatRequest, decision: Decision, turn: Turn) -> dict[str, Any]:
+        message = {"role": "assistant", "content": decision.text, "refusal": None}
+        return {"index": 0, "message": message, "logprobs": None, **self.ending(body, turn)}
+
     def log_calls(
-        self, body: ChatRequest, messages: Messages, parts: Sequence[dict[str, Any]], turns: Sequence[Turn], latency_ms: float
+        self,
+        body: ChatRequest,
+        messages: Messages,
+        trace: str,
+        answered: Sequence[tuple[dict[str, Any], Turn]],
+        decision: Decision,
+        latency_ms: float,
     ) -> None:
-        """Log the answers of a chat completion, unless they are for a person."""
+        """Log the answers (choices and their turns) of a chat completion, unless they are for a person."""
         if self.log is None:
             return
-        metadata = body.metadata or {}
-        trace = str(metadata.get("trace") or secrets.token_hex(12))
-        human = str(metadata.get("human", "")).lower() == "true"
-        for part, turn in zip(parts, turns, strict=True):
-            self.log.call(trace, messages, part["message"]["content"], latency_ms, human=human, tokens=len(turn.token_ids))
+        human, by, why = for_person(body), decision.by, decision.fallback
+        for part, turn in answered:
+            text, tokens = part["message"]["content"], len(turn.token_ids)
+            self.log.call(trace, messages, text, latency_ms, human=human, provenance=by, fallback=why, tokens=tokens)
+
+    def record_calls(
+        self,
+        body: ChatRequest,
+        messages: Messages,
+        trace: str,
+        prompt_ids: Sequence[int],
+        answered: Sequence[tuple[dict[str, Any], Turn]],
+    ) -> None:
+        """Record the policy's answers (choices and their turns) to a chat completion, unless they are for a person."""
+        if self.recording is None or for_person(body):
+            return
+        sampling = self.sampling_of(body, len(prompt_ids), body.max_completion_tokens or body.max_tokens)
+        texts = [(part["message"]["content"], turn) for part, turn in answered]
+        task = str((body.metadata or {}).get("task") or "")
+        self.recording.calls(trace, task, sampling, prompt_ids, messages[-1]["content"], texts)
+
+    def check_recorded(self, name: str) -> None:
+        """Raise RefusedError for a model whose answers can't be recorded."""
+        if self.recording is not None and self.names[name].n > 1:
+            message = f"answers are recorded for training here, and {name} chooses them among several draws: use a name without +"
+            raise RefusedError(message, "model")
 
     def ending(self, body: GenerationRequest, turn: Turn) -> dict[str, Any]:
         reason = {"finish_reason": "stop" if turn.stop_reason == "stop" else "length"}
         return {**reason, "token_ids": list(turn.token_ids)} if body.return_token_ids else reason
 
 
-def usage(prompts: list[list[int]], turns: list[list[Turn]]) -> dict[str, int]:
+def trace_of(body: ChatRequest) -> str:
+    """The agent's run that a call belongs to; a name of its own if the client gives none."""
+    return str((body.metadata or {}).get("trace") or secrets.token_hex(12))
+
+
+def for_person(body: ChatRequest) -> bool:
+    """Whether a person reads the answer."""
+    return str((body.metadata or {}).get("human", "")).lower() == "true"
+
+
+def usage(prompts: Sequence[Sequence[int]], turns: list[list[Turn]]) -> dict[str, int]:
     read, written = sum(map(len, prompts)), sum(len(turn.token_ids) for drawn in turns for turn in drawn)
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
@@ -239,6 +297,7 @@ def make_app(agent: Agent) -> RequestGuard:
     app = FastAPI(title="Bellwether", docs_url=None, redoc_url=None)
     add_error_replies(app)
     add_endpoints(app, agent)
+    add_outcomes(app, agent.log, agent.recording)
     return RequestGuard(app)
 
 
@@ -276,7 +335,8 @@ def add_endpoints(app: FastAPI, agent: Agent) -> None:
 
     @app.get("/health")
     async def health() -> Response:
-        return JSONResponse({"status": "ok"}) if agent.turns.alive else error_reply("the engine has stopped", 503)
+        alive = agent.turns.alive and (agent.specialists is None or agent.specialists.alive)
+        return JSONResponse({"status": "ok"}) if alive else error_reply("the engine has stopped", 503)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -302,23 +362,25 @@ def add_endpoints(app: FastAPI, agent: Agent) -> None:
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request, body: ChatRequest) -> Response:
         agent.variant(body.model)
+        agent.check_recorded(body.model)
         try:
             messages = plain_messages(body.messages)
         except ValueError as error:
             raise RefusedError(str(error), "messages") from error
         if len(messages) % 2 == 0:
             raise RefusedError("messages ends with an assistant message; it must end with a user message", "messages")
-        prompts, began = [agent.chat.encode(messages).token_ids], time.monotonic()
-        drawn = await agent.answers(request, body, prompts, body.max_completion_tokens or body.max_tokens)
-        parts = [agent.chat_choice(body, index, turn) for index, turn in enumerate(drawn[0])]
-        agent.log_calls(body, messages, parts, drawn[0], 1000 * (time.monotonic() - began))
-        return send({**agent.head("chat.completion", body), "choices": parts, "usage": usage(prompts, drawn)}, body)
-
-    @app.post("/v1/outcomes")
-    async def outcomes(body: OutcomeReport) -> Response:
-        if agent.log is None:
-            raise RefusedError("calls are not logged here; start the server with --conversion SETTINGS or --log FILE", status=404)
-        agent.log.outcome(body.trace, body.success)
-        return JSONResponse({"status": "ok"})
-
-    return app
+        token_ids, began, trace = agent.chat.encode(messages).token_ids, time.monotonic(), trace_of(body)
+        head, decision = agent.head("chat.completion", body), await agent.routed(request, body, messages, trace, len(token_ids))
+        if decision.turn is not None:
+            prompt, turns = decision.prompt, [decision.turn]
+            parts = [agent.specialist_choice(body, decision, decision.turn)]
+            head["system_fingerprint"] = decision.policy_hash
+        else:
+            prompt = tuple(token_ids)
+            (turns,) = await agent.answers(request, body, [token_ids], body.max_completion_tokens or body.max_tokens)
+            parts = [agent.chat_choice(body, index, turn) for index, turn in enumerate(turns)]
+        answered = list(zip(parts, turns, strict=True))
+        if decision.turn is None:
+            agent.record_calls(body, messages, trace, prompt, answered)
+        agent.log_calls(body, messages, trace, answered, decision, 1000 * (time.monotonic() - began))
+        return send({**head, "choices": parts, "usage": usage([prompt], [turns])}, body)

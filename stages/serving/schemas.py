@@ -65,7 +65,8 @@ class GenerationRequest(BaseModel):
     """The same request with the same seed has the same answer; null: random."""
     n: Draws = 1
     metadata: dict[str, Any] | None = None
-    """For the log: `trace` names the agent's run; calls with `human` "true" are not logged. No answer depends on it."""
+    """For the log and the recording: `trace` names the agent's run, `task` (in a recording) its task; calls with `human` "true"
+    are neither logged nor recorded, nor answered by a specialist of `--router`. No other answer depends on it."""
     stream: bool = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
@@ -133,9 +134,26 @@ class ChatRequest(GenerationRequest):
 
 
 class OutcomeReport(BaseModel):
-    """POST /v1/outcomes: whether the task of a trace was solved."""
+    """POST /v1/outcomes: whether the task of a trace was solved, or its reward, or both."""
 
     model_config = ConfigDict(extra="forbid")
 
     trace: Annotated[str, Field(min_length=1, max_length=1024)]
-    success: bool
+    success: bool | None = None
+    reward: Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)] | None = None
+    """For a recording; by default 1 or 0, as `success` says."""
+
+    @model_validator(mode="after")
+    def _reported(self) -> OutcomeReport:
+        if self.success is None and self.reward is None:
+            raise ValueError("give success (true or false) or reward (0 to 1)")
+        return self
+
+    @property
+    def solved(self) -> bool:
+        """By default, whether the reward is 1."""
+        return self.reward == 1.0 if self.success is None else self.success
+
+    @property
+    def earned(self) -> float:
+        return float(bool(self.success)) if self.reward is None else self.reward

@@ -32,10 +32,11 @@ class Variant:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model to serve; `names`: the names it is served under, plain ones first -> variant."""
+    """A model to serve; `names`: the names it is served under, plain ones first -> variant; `plain`: those without a selector."""
 
     folder: Path
     names: dict[str, Variant]
+    plain: tuple[str, ...]
 
 
 PLAIN = Variant(1, lambda: by_logprob)
@@ -77,4 +78,5 @@ def find_served_model(wanted: str, root: Path, params: Params) -> ServedModel:
         raise ParamsError(message)
     chosen = known[plus + selector]
     names = {f"{name}{suffix}": variant for suffix, variant in known.items() if suffix}
-    return ServedModel(folder, {name: chosen, served_name(folder): chosen, **names})
+    plain = (name, served_name(folder))
+    return ServedModel(folder, {**dict.fromkeys(plain, chosen), **names}, plain)

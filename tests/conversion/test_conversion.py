@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -11,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from narrow_calls import FAMILIES, call_of, logged, small_settings, write_log
 from sklearn.metrics import adjusted_rand_score
 
 from stages.control.calls.planted import SHIFTED, calls_of, planted
 from stages.control.calls.settings import PlantedCalls
 from stages.control.problems import PROBLEMS
 from stages.conversion.call_log import CallLog, read_calls, unmasked_lines
-from stages.conversion.choice import Scored, Share, calibrated, cost_per_call, lower_bound, promoted, replaceable_share, select
+from stages.conversion.choice import Scored, Share, calibrated, cost_per_call, lower_bound, promotion, replaceable_share, select
 from stages.conversion.clusters import fit_clusters
 from stages.conversion.curate_calls import curated
 from stages.conversion.masking import LeakError, Masker, load_key
@@ -28,28 +28,6 @@ from stages.conversion.specialise import distillation_loss
 
 KEY = bytes(range(32))
 KINDS = ("email", "phone", "card", "ip", "name")
-FAMILIES = {
-    "intent": ("classify this wish please", "wish {}"),
-    "field": ("extract every field from", "field {}"),
-    "date": ("shift that calendar day by", "date {}"),
-    "unit": ("convert length value into metres", "unit {}"),
-}
-
-
-def call_of(family: str, number: int, **more: Any) -> dict[str, Any]:
-    prompt, response = FAMILIES[family]
-    numbers = " ".join(str(number % prime) for prime in (97, 89, 83, 79, 73))
-    row = {
-        "trace": f"{family}-{number:04d}",
-        "call": 0,
-        "prompt": [{"role": "user", "content": f"{prompt} {numbers}"}],
-        "response": response.format(number % 3),
-        "outcome": 1,
-        "provenance": "llm",
-        "latency_ms": 1.0,
-        "tokens": 9,
-    }
-    return {**row, **more}
 
 
 # ---- S1 and S2 --------------------------------------------------------------------------------------------------------------
@@ -214,13 +192,19 @@ def test_distillation_loss():
 
 
 def test_promotion_needs_a_lower_bound_within_epsilon():
-    router = Router(epsilon=0.02)
+    router = Router(epsilon=0.02, min_calls=30)
     traces = [f"t{number}" for number in range(200)]
-    assert promoted([0] * 200, traces, router, 0)
-    assert not promoted([-1] * 10 + [0] * 190, traces, router, 0)
-    assert lower_bound([-1] * 10 + [0] * 190, traces, router, 0) < -0.05
-    assert promoted([1] * 40 + [-1] * 10 + [0] * 150, traces, router, 0)
-    assert not promoted([], [], router, 0)
+    assert promotion([0] * 200, traces, 200, router, 0) == (0.0, "")
+    bound, why = promotion([-1] * 10 + [0] * 190, traces, 200, router, 0)
+    assert bound == lower_bound([-1] * 10 + [0] * 190, traces, router, 0)
+    assert bound is not None
+    assert bound < -0.05
+    assert why == "worse than the large model"
+    assert promotion([1] * 40 + [-1] * 10 + [0] * 150, traces, 200, router, 0)[1] == ""
+    assert promotion([], [], 0, router, 0) == (None, "no test call with a reported outcome is answered with enough confidence")
+    assert promotion([0] * 200, traces, 30, router, 0)[1] == ""
+    why = "29 confirmed test calls are answered with enough confidence; router.min_calls is 30"
+    assert promotion([0] * 200, traces, 29, router, 0) == (0.0, why)
 
 
 def test_thresholds_are_calibrated():
@@ -233,38 +217,14 @@ def test_thresholds_are_calibrated():
 # ---- whole rounds -----------------------------------------------------------------------------------------------------------
 
 
-def logged(count: int, families: tuple[str, ...], start: int = 0) -> Iterator[dict[str, Any]]:
-    for number in range(start, start + count):
-        for family in families:
-            call = call_of(family, number)
-            yield {**call, "prompt": [{"role": "user", "content": f"{FAMILIES[family][0]} {number % 3} {number}"}]}
-
-
-def write_log(path: Path, calls: list[dict[str, Any]]) -> None:
-    log = CallLog(path, None)
-    for call in calls:
-        log.call(call["trace"], call["prompt"], call["response"], 1.0, tokens=9)
-        log.outcome(call["trace"], True)
-
-
 @pytest.fixture(scope="module")
 def converted(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Conversion, dict[str, Any]]:
     """A first round on two families, one of which is too small to be served."""
     root = tmp_path_factory.mktemp("conversion")
-    calls = [*logged(72, ("intent",)), *logged(12, ("date",))]
+    calls = [*logged(72, ("intent",)), *logged(12, ("date",), 77)]
     calls[0]["prompt"][0]["content"] += " a.b@c.de"
     write_log(root / "calls.jsonl", calls)
-    settings = Conversion.model_validate(
-        {
-            **{"log": "calls.jsonl", "key": "key", "teacher": str(tiny_policy), "out": "out", "max_length": 96, "max_tokens": 12},
-            "curate": {"min_examples": 40, "dedup_jaccard": 1.0},
-            "cluster": {"k": 2, "min_cluster": 30},
-            "select": {"candidates": {"tiny": {"path": str(tiny_policy)}}, "max_latency_ms": 1e6},
-            "specialise": {"epochs": 12, "learning_rate": 0.01, "batch_tokens": 512, "kd_weight": 0.0},
-            "router": {"epsilon": 0.5, "min_confidence": 0.3},
-            "iterate": {"every_n_calls": 30},
-        }
-    )
+    settings = Conversion.model_validate(small_settings(tiny_policy))
     return root, settings, convert(settings, root)
 
 
@@ -273,16 +233,16 @@ def files(root: Path) -> dict[str, bytes]:
 
 
 def test_a_round_converts_the_large_cluster_and_leaves_the_small_one(converted: tuple[Path, Conversion, dict[str, Any]]):
-    root, settings, report = converted
+    root, _, report = converted
     assert report["status"] == CONVERTED
     assert {row["served_by"] for row in report["clusters"].values()} == {"tiny", LARGE}
     small = next(row for row in report["clusters"].values() if row["served_by"] == LARGE)
     assert "cluster.min_cluster is 30" in small["why"]
-    assert 0 < report["replaceable_share"] <= 1
+    assert report["replaceable_share"] == pytest.approx(8 / 12)  # test calls: 8 intents, 4 dates
     assert b"a.b@c.de" not in b"".join(value for name, value in files(root / "out").items())
     router = CallRouter.load(root / "out")
     intent, date = next(logged(1, ("intent",), 500)), next(logged(1, ("date",), 500))
-    routed = router.route([intent, date], settings.max_length, settings.max_tokens)
+    routed = router.route([intent, date])
     assert routed[0].by.startswith("specialist")
     assert routed[0].answer is not None
     assert routed[0].answer.text.startswith("wish")
@@ -320,7 +280,7 @@ def test_every_cluster_rejected_is_the_original_agent(converted: tuple[Path, Con
     root, _, _ = converted
     router = CallRouter.load(root / "out")
     router.specialists.clear()
-    assert {one.by for one in router.route(list(logged(3, ("intent", "date"))), 96, 12)} == {LARGE}
+    assert {one.by for one in router.route(list(logged(3, ("intent", "date"))))} == {LARGE}
     assert np.isclose(cost_per_call([]), 1.0)
 
 
@@ -332,8 +292,9 @@ def test_server_logs_chat_completions_and_outcomes(tiny_policy: Path, tmp_path: 
     from stages.agent.chat import Chat
     from stages.agent.policy import load_policy
     from stages.engine.engine import Sampling, Turn
-    from stages.serving.app import Agent
+    from stages.serving.app import Agent, trace_of
     from stages.serving.schemas import ChatRequest
+    from stages.serving.specialists import Decision
 
     chat = Chat(load_policy(tiny_policy).tokenizer)
     turns = [Turn(0, tuple(chat.assistant_tokens("take a.b@c.de")), (), "stop")]
@@ -343,8 +304,8 @@ def test_server_logs_chat_completions_and_outcomes(tiny_policy: Path, tmp_path: 
         agent = Agent(cast(Any, SimpleNamespace()), chat, {}, "hash", Sampling(), 64, logger)
         for metadata in ({"trace": "t7"}, {"trace": "t7", "human": "true"}, None):
             request = ChatRequest(model="merged", messages=messages, metadata=metadata)
-            parts = [agent.chat_choice(request, 0, turns[0])]
-            agent.log_calls(request, cast(Any, messages), parts, turns, 5.0)
+            answered = [(agent.chat_choice(request, 0, turns[0]), turns[0])]
+            agent.log_calls(request, cast(Any, messages), trace_of(request), answered, Decision(), 5.0)
     log.outcome("t7", True)
     calls = read_calls(tmp_path / "calls.jsonl")
     assert len(calls) == 2  # the one for a person is not there

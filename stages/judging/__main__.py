@@ -8,51 +8,39 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from stages.judging.agreement import against, read_labels
-from stages.judging.contract import Cost, Judge, JudgeError
-from stages.judging.measures import order_measures
-from stages.judging.preferences import QUALITY, margins_of
+from stages.algorithms.parts.judge import Judge as JudgeParams
+from stages.algorithms.resolve import resolve_section
+from stages.judging.contract import Judge, JudgeError
+from stages.judging.measuring import measured
 from stages.judging.reading import reading_judge
-from stages.judging.table import judgment_row, write_judgments
+from stages.judging.table import write_judgments
 from stages.params import Params, load_params
+from stages.records.sections import seed_of
 from stages.runtime.command import command
 from stages.runtime.validation import ParamsError
 
 
-def judge_of(params: Params, domain: str, root: Path) -> Judge:
-    """The judge of section rl.judge. Raises ParamsError for one that reads no text, and FileNotFoundError without its model."""
-    given = params.section("rl", domain).judge
-    if given.kind == "program":
+def judge_section(params: Params, domain: str) -> tuple[JudgeParams, int]:
+    """Section rl.judge of a domain as its algorithm resolves it, and the seed of section rl. Raises ParamsError for an algorithm
+    without a judge, or with one that reads no text."""
+    rl = resolve_section(params.section("rl", domain), params.model.max_length)[1]
+    if rl.reward.kind != "judge":
+        raise ParamsError(
+            f"rl.reward.kind is {rl.reward.kind} on {domain}, so no judge gives rewards; set it to judge, or name another domain "
+            f"with --domain"
+        )
+    if rl.judge.kind == "program":
         raise ParamsError("rl.judge.kind: program reads a domain's hidden quality and no text; set it to server or local")
-    if given.kind == "server" and not given.server.model:
-        raise ParamsError("rl.judge.server.model is empty; set it to the judge's name at the server")
+    if rl.judge.scheme == "checklist" and rl.judge.items is None:
+        raise ParamsError("rl.judge.items is null, and labelled pairs belong to no task of the domain; set it to items in words")
+    return rl.judge, seed_of(params, rl)
+
+
+def judge_of(params: Params, domain: str, root: Path) -> Judge:
+    """The judge that rl asks on a domain. Raises ParamsError as `judge_section`, and FileNotFoundError without its model."""
+    given, _ = judge_section(params, domain)
     return reading_judge(given, domain, root, params.resources.device, params.model.max_length)
-
-
-def measured(judge: Judge, labels: Path, limit: int | None, out: Path | None) -> dict[str, Any]:
-    """What the judge says of the labelled pairs, each in both orders; `out`: the table of its judgments. Raises ValueError for a
-    file that has no pairs, and JudgeError."""
-    questions, truth = (part[:limit] for part in read_labels(labels))
-    began = time.monotonic()
-    margins, asked = margins_of(judge, questions, None)
-    seconds = time.monotonic() - began
-    rows = [judgment_row(judge, *one) for one in asked]
-    if out is not None:
-        write_judgments(out, rows)
-    cost = sum((judgment.cost for _, judgment in asked), Cost())
-    statuses = [row["status"] for row in rows]
-    return {
-        **against([of.get(QUALITY) for of in margins], truth, alpha=True),
-        "position_bias": order_measures(rows)["position_bias"],
-        "statuses": {status: statuses.count(status) for status in sorted(set(statuses))},
-        "calls": cost.calls,
-        "tokens_in": cost.tokens_in,
-        "tokens_out": cost.tokens_out,
-        "money": cost.money,
-        "calls_per_second": round(cost.calls / max(seconds, 1e-9), 2),
-    }
 
 
 @command
@@ -64,17 +52,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     asked.add_argument("--domain", help="whose rl.judge (default: the first of params.yaml)")
     asked.add_argument("--limit", type=int, help="pairs at most")
     asked.add_argument("--out", type=Path, help="write the judgments to this Parquet file")
+    asked.add_argument("--least-kappa", type=float, help="exit with 1 if Cohen's kappa with the majority is below this")
     options, root = parser.parse_args(argv), Path.cwd()
     try:
         params = load_params(root / "params.yaml")
-        judge = judge_of(params, options.domain or params.domains[0], root)
+        domain = options.domain or params.domains[0]
+        section, seed = judge_section(params, domain)
+        judge = judge_of(params, domain, root)
         try:
-            print(json.dumps(measured(judge, options.labels, options.limit, options.out), indent=1))
+            began = time.monotonic()
+            found, rows = measured(judge, section, seed, options.labels, options.limit, alpha=True)
+            found["calls_per_second"] = round(judge.sent / max(time.monotonic() - began, 1e-9), 2)
         finally:
             judge.close()
+        if options.out is not None:
+            write_judgments(options.out, rows)
+        print(json.dumps(found, indent=1))
     except (ParamsError, JudgeError, ImportError, ValueError, OSError) as error:
         print(f"judging: {error}", file=sys.stderr)
         return 2
+    if options.least_kappa is not None and found.get("kappa", 0.0) < options.least_kappa:
+        print(f"judging: kappa is {found.get('kappa', 0.0):.2f}, below {options.least_kappa:g}", file=sys.stderr)
+        return 1
     return 0
 
 

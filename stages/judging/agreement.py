@@ -51,7 +51,7 @@ def against(margins: Sequence[Margin], labels: Sequence[Sequence[int | None]], a
 
 def read_labels(path: Path) -> tuple[list[Question], list[list[int | None]]]:
     """Pairs, and labels [pair][rater], from lines of JSON with `prompt` and either `chosen` and `rejected`, shown in an order by
-    chance, or `first`, `second` and `labels`, a list of "first", "second", "tie" or null by rater.
+    chance, or `first`, `second` and `labels`, a list of "first", "second", "tie" or null by rater; both may have a `reference`.
 
     Raises FileNotFoundError, and ValueError naming file and line.
     """
@@ -65,7 +65,8 @@ def read_labels(path: Path) -> tuple[list[Question], list[list[int | None]]]:
                 names, given = ("rejected", "chosen") if turned else ("chosen", "rejected"), ["second" if turned else "first"]
             first, second = (Candidate(_text(line[name]), name=f"{number}/{name}") for name in names)
             labels.append([None if one is None else NAMES[one] for one in given])
-            questions.append(Question("pairwise", str(number), _text(line["prompt"]), (first, second)))
+            reference = _text(line.get("reference") or "")
+            questions.append(Question("pairwise", str(number), _text(line["prompt"]), (first, second), reference=reference))
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise ValueError(
                 f"{path}, line {number}: a pair has prompt, chosen and rejected, or prompt, first, second and labels (first, "

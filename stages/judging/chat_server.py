@@ -25,6 +25,8 @@ from stages.runtime.validation import shortened
 
 AGAIN = (408, 425, 429)
 """HTTP statuses that pass, beside those from 500 on."""
+LONGEST_ASKED_S = 300.0
+"""Longest Retry-After that is waited for."""
 Messages = Sequence[Mapping[str, str]]
 
 
@@ -92,11 +94,14 @@ class ChatServer:
         return text
 
     def _asked(self, body: Mapping[str, Any]) -> str | None:
-        problem, wait = "", 0.0
+        problem, wait, made = "", 0.0, 0
         for attempt in range(self.params.attempts):
+            if wait > LONGEST_ASKED_S:
+                problem += f" that asks for a pause of {wait:g} s, and at most {LONGEST_ASKED_S:g} s are waited for"
+                break
             if attempt:
-                self._sleep(min(LONGEST_WAIT_S, wait))
-            wait = self.params.wait_s * 2**attempt
+                self._sleep(wait)
+            wait, made = min(self.params.wait_s * 2**attempt, LONGEST_WAIT_S), attempt + 1
             try:
                 reply = post(self._client, body, self.params.timeout_s)
             except httpx.HTTPError as error:
@@ -116,6 +121,6 @@ class ChatServer:
             except ValueError as error:
                 problem = f"{error}: {shortened(reply.text)}"
         raise JudgeError(
-            f"{self.key}: no reply in {self.params.attempts} attempts, the last with {problem}, at {self.params.base_url}; what "
-            f"was written is kept: start the server, or set base_url, and run the stage again"
+            f"{self.key}: no reply in {made} attempts, the last with {problem}, at {self.params.base_url}; what was written is "
+            f"kept: start the server, or set base_url, and run the stage again"
         )

@@ -21,7 +21,8 @@ class ChatParams(Section):
     attempts: Count = 5
     """Attempts per request, failed ones included; then the run stops, and resumes where it was."""
     wait_s: NonNegative = 1.0
-    """Pause before the second attempt; doubled each time, at most 30 s. A server's Retry-After goes first."""
+    """Pause before the second attempt; doubled each time, at most 30 s. A server's Retry-After of up to 300 s goes first; a
+    longer one ends the run, which resumes where it was."""
     requests: Count = 4
     """Requests in flight."""
     cache: str = "data/replies"

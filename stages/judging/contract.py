@@ -67,24 +67,23 @@ class Rubric:
     scale: int = 10
     principles: tuple[str, ...] = ()
 
-    @property
-    def criteria(self) -> tuple[str, ...]:
-        """Names of all criteria that a judge scores, process first."""
-        return (*(self.process if self.process_weight else ()), *self.answer)
-
-    def combined(self, scores: Mapping[str, float]) -> float:
-        """s = round(w P + (1 - w) Q, 1), P and Q the rounded means of the scores of process and answer (arXiv 2601.06487).
+    def combined(self, answer: Mapping[str, float], process: Mapping[str, float] | None = None) -> float:
+        """s = round(w P + (1 - w) Q, 1), P and Q the rounded means of the scores of process and answer (arXiv 2601.06487), which
+        may have criteria of the same name. Without a weight of the process s = Q.
 
         Raises KeyError for a missing criterion, ValueError for a score off the scale.
         """
-        for name in self.criteria:
+        found = self._mean(self.answer, answer)
+        if not self.process_weight:
+            return float(found)
+        weighed = self.process_weight * self._mean(self.process, process or {}) + (1 - self.process_weight) * found
+        return round(weighed, 1)
+
+    def _mean(self, criteria: tuple[str, ...], scores: Mapping[str, float]) -> int:
+        for name in criteria:
             if not 0 <= float(scores[name]) <= self.scale:
                 raise ValueError(f"{name} is {scores[name]}, not in 0 to {self.scale}")
-        answer = round(sum(float(scores[name]) for name in self.answer) / len(self.answer))
-        if not self.process_weight:
-            return float(answer)
-        process = round(sum(float(scores[name]) for name in self.process) / len(self.process))
-        return round(self.process_weight * process + (1 - self.process_weight) * answer, 1)
+        return round(sum(float(scores[name]) for name in criteria) / len(criteria))
 
 
 @dataclass(frozen=True)
@@ -158,9 +157,15 @@ class Judge(Protocol):
     name: str
     version: str
     """Changes with whatever changes answers: settings, weights, the served model's name."""
+    sent: int
+    """Requests, or passes of a model, that this process has made; stored and repeated answers are none."""
 
     def judge(self, questions: Sequence[Question]) -> list[Judgment]:
         """One judgment per question, in order. Raises JudgeError only for what no further question could pass."""
+        ...
+
+    def keep(self) -> None:
+        """Make failures final that would be asked anew if the run stopped here: something was written that follows from them."""
         ...
 
     def close(self) -> None: ...

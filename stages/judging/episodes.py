@@ -28,11 +28,13 @@ def last_message(episode: Episode) -> str:
 
 def candidate(episode: Episode, read: Read | None = None) -> Candidate:
     """What a judge sees of an episode: the actions, the last of which is the answer if it ended the episode; no observations.
-    `read`: the answer is what this finds in the last message."""
+    `read`: the answer is what this finds in the last message, also of an episode that was cut off, whose message may be a thought
+    without an end."""
     actions = [turn.action for turn in episode.turns]
+    if read is not None and actions:
+        return Candidate(read(last_message(episode)), tuple(actions[:-1]), episode.episode_id)
     if episode.terminated and actions:
-        answer = actions[-1] if read is None else read(last_message(episode))
-        return Candidate(answer, tuple(actions[:-1]), episode.episode_id)
+        return Candidate(actions[-1], tuple(actions[:-1]), episode.episode_id)
     return Candidate("", tuple(actions), episode.episode_id)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from stages.agent.policy import Policy
 from stages.judging.contract import Question, Rubric, swapped
-from stages.judging.local import LocalJudge, prompt
+from stages.judging.local import LocalJudge
 from stages.judging.measures import brier_score, calibration, cohen_kappa, flip_rate, krippendorff_alpha
 from stages.judging.preferences import Preference
 from stages.judging.settings import JudgeModel, LocalParams
@@ -50,10 +50,11 @@ def alone(question: Question) -> tuple[Question, Question]:
     return replace(question, kind="pointwise", candidates=(first,)), replace(question, kind="pointwise", candidates=(second,))
 
 
-def _encoded(judge: LocalJudge, kind: Kind, preference: Preference) -> PairedPrompts:
-    question, options = preference.question, judge.params.options
+def encoded(judge: LocalJudge, kind: Kind, preference: Preference) -> PairedPrompts:
+    """The prompts that the judge will be asked with (`LocalJudge.prompts`)."""
+    question = preference.question
     shown = alone(question) if kind == "reward" else (question, swapped(question))
-    first, second = (judge.chat.prompt_tokens(prompt(one, options))[-judge.max_length :] for one in shown)
+    first, second = (judge.prompts(one)[0] for one in shown)
     sign = 1.0 if preference.prefers_first else -1.0
     return PairedPrompts(preference.task_id, first, second, sign)
 
@@ -83,7 +84,7 @@ def fit_judge(
     kind: Kind = params.kind
     model = copy.deepcopy(policy.model).float()
     judge = LocalJudge(replace(policy, model=model), LocalParams(options=params.options), max_length, logits=kind == "reward")
-    examples = [_encoded(judge, kind, one) for one in preferences]
+    examples = [encoded(judge, kind, one) for one in preferences]
 
     def loss(run: Sequence[PairedPrompts]) -> Tensor:
         differences = judge.log_odds([*(one.one for one in run), *(one.other for one in run)])

@@ -33,9 +33,9 @@ class GenerativeVerifier:
         """Tokens of the prompt, the end of it if it is too long."""
         return self.chat.prompt_tokens(verifier_prompt(question, reference, answer, self.labels))[-self.max_length :]
 
-    def probabilities(self, prompts: Sequence[Sequence[int]]) -> list[tuple[float, float]]:
-        """(p1, p0) after each prompt, by the softmax over the whole vocabulary. Each prompt is computed alone, so that its
-        probabilities do not depend on the others."""
+    def logprobs(self, prompts: Sequence[Sequence[int]]) -> list[tuple[float, float]]:
+        """(log p1, log p0) after each prompt, by the softmax over the whole vocabulary. Each prompt is computed alone, so that
+        its probabilities do not depend on the others."""
         import torch
 
         from stages.agent.logprobs import hidden_states
@@ -45,6 +45,6 @@ class GenerativeVerifier:
         with torch.no_grad():
             for prompt in prompts:
                 hidden = hidden_states(self.model, torch.tensor([list(prompt)], device=device))[0, -1]
-                shares = logits_of(self.model, hidden).float().softmax(-1)
-                found.append((float(shares[self.label_tokens[0]]), float(shares[self.label_tokens[1]])))
+                logs = logits_of(self.model, hidden).float().log_softmax(-1)
+                found.append((float(logs[self.label_tokens[0]]), float(logs[self.label_tokens[1]])))
         return found

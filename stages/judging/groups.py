@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from stages.judging.contract import Candidate, Judge, Question, Rubric
+from stages.judging.measures import TIE
 from stages.judging.orders import Asked, Match, OnFailure, play, slots_of
 from stages.judging.ratings import fit, win_counts
 from stages.judging.tournaments import SCHEMES, Pair, Result, Rounds, Rules, match_count
@@ -21,13 +22,13 @@ SINGLE = ("pointwise", "checklist")
 
 @dataclass(frozen=True)
 class Scoring:
-    """How a group is scored. scheme: of SCHEMES, pointwise or checklist; reward: for tournaments, rewards by rank, by
-    Bradley-Terry strengths of all matches, or the mean score itself; calls: judge calls per group, None for as few as the scheme
-    needs; more repeat each question, and scores are averaged."""
+    """How a group is scored. scheme: of SCHEMES, pointwise or checklist; reward: for tournaments, rewards by rank, by strengths
+    fitted to all matches (stages/judging/ratings.py), or the mean score itself; calls: judge calls per group, None for as few as
+    the scheme needs; more repeat each question, and scores are averaged."""
 
     scheme: str = "seeded_single_elimination"
     rules: Rules = field(default_factory=Rules)
-    reward: Literal["rank", "bradley_terry", "score"] = "rank"
+    reward: Literal["rank", "bradley_terry", "thurstone", "score"] = "rank"
     ridge: float = 0.1
     swap: bool = True
     on_failure: OnFailure = "tie"
@@ -61,15 +62,19 @@ class Group:
     reference: str = ""
     principles: tuple[str, ...] = ()
     """In words, in place of the rubric's."""
+    items: tuple[str, ...] = ()
+    """Of the task's own checklist, in place of the rubric's."""
 
 
 @dataclass
 class Scored:
-    """`rewards` by candidate; `scores`: its mean score in points, half of S for a match; `results` of all matches."""
+    """`rewards` by candidate; `scores`: its mean score in points, half of S for a match; `results` of all matches; `errors`:
+    standard errors of rewards that are fitted strengths."""
 
     rewards: tuple[float, ...] = ()
     scores: list[float] = field(default_factory=list)
     results: list[tuple[Pair, Result]] = field(default_factory=list)
+    errors: tuple[float, ...] = ()
 
 
 def score_groups(judge: Judge, groups: Sequence[Group], scoring: Scoring, seed: int) -> tuple[list[Scored], Asked]:
@@ -80,8 +85,9 @@ def score_groups(judge: Judge, groups: Sequence[Group], scoring: Scoring, seed: 
 
 
 def _rubric(group: Group, rubric: Rubric) -> Rubric:
-    """Without steps there is no process to score; a group has its own principles."""
+    """Without steps there is no process to score; a group may have its own principles and items."""
     rubric = replace(rubric, principles=group.principles) if group.principles else rubric
+    rubric = replace(rubric, items=group.items) if group.items else rubric
     return rubric if any(one.steps for one in group.candidates) else replace(rubric, process_weight=0.0)
 
 
@@ -98,15 +104,19 @@ def _singly(judge: Judge, groups: Sequence[Group], scoring: Scoring) -> tuple[li
     neutral = 0.5 if kind == "checklist" else scoring.rubric.scale / 2
     made = []
     for group in groups:
-        means = []
+        means: list[float | None] = []
         for _ in group.candidates:
             found = []
             for _ in range(scoring.repeats(len(group.candidates))):
                 question, judgment = next(waiting)
                 scores = slots_of(judgment, question.slots, neutral, group.task_id, scoring.on_failure)
                 found += [sum(scores) / len(scores)] if scores else []
-            means.append(sum(found) / len(found) if found else neutral)
-        made.append(Scored(tuple(means), means))
+            means.append(sum(found) / len(found) if found else None)
+        known = [mean for mean in means if mean is not None]
+        # What was dropped says nothing: the mean of the others, which has no advantage over them.
+        dropped = sum(known) / len(known) if known else neutral
+        filled = [dropped if mean is None else mean for mean in means]
+        made.append(Scored(tuple(filled), filled))
     return made, asked
 
 
@@ -190,11 +200,13 @@ def _finish(scored: Scored, size: int, scoring: Scoring) -> None:
     scored.scores = [sum(found) / len(found) if found else scoring.rubric.scale / 2 for found in points]
     if scoring.reward == "score":
         scored.rewards = tuple(scored.scores)
-    if scoring.reward == "bradley_terry":
+    if scoring.reward in ("bradley_terry", "thurstone"):
         won = [
-            (*pair, 0.5 if result is None or abs(result[0] - result[1]) < 1e-9 else float(result[0] > result[1]))
+            (*pair, 0.5 if abs(result[0] - result[1]) <= TIE else float(result[0] > result[1]))
             for pair, result in scored.results
+            if result is not None
         ]
-        strengths = fit(win_counts(size, won), ridge=scoring.ridge).strengths
+        fitted = fit(win_counts(size, won), scoring.reward, scoring.ridge)
         # Groups whose matches are all tied have strengths of exactly 0, not of the last bit's size.
-        scored.rewards = tuple(round(float(strength), 9) for strength in strengths)
+        scored.rewards = tuple(round(float(strength), 9) for strength in fitted.strengths)
+        scored.errors = tuple(float(error) for error in fitted.errors)

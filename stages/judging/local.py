@@ -1,20 +1,21 @@
 """A judge that is a small local model: it answers by the probabilities of its options, in one pass and without sampling.
 
 The prompt ends where the option's token comes next. With l its log-probabilities of the options for the first and the second
-candidate,
+candidate, as shown,
 
-    s_12 = l(first) - l(second) as asked,  s_21 = l(second) - l(first) with the candidates swapped,
-    p = sigmoid((s_12 + s_21) / 2)
+    s = l(first) - l(second),  scores: scale * (sigmoid(s), 1 - sigmoid(s))
 
-is the probability that the first is better, free of an additive bias for a position. Scores are scale * (p, 1 - p). A pointwise
-question's or checklist item's score is the probability of the first option ("yes") against the second, scale * sigmoid(r), or
-with `logits` r = l(yes) - l(no) itself, which is linear in the last hidden state: a reward model's scalar.
+A match averages both orders (stages/judging/orders.py): with s_12 as asked and s_21 = -s with the candidates swapped, the first
+wins if sigmoid(s_12) + sigmoid(s_21) > 1, so if s_12 + s_21 > 0, whatever is added to s for a position. A pointwise question's
+score is the probability of the first option ("yes") against the second, scale * sigmoid(r), or with `logits` r = l(yes) - l(no)
+itself, which is linear in the last hidden state: a reward model's scalar. An item of a checklist is met if r >= 0.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from stages.agent.chat import Chat
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 
 
 def prompt(question: Question, options: Sequence[str], item: str = "") -> str:
-    """What the local judge reads: short, since it is asked for one token. `item`: of a checklist."""
+    """What the local judge reads: short, since it is asked for one token. `item`: what is asked of a single candidate, a
+    checklist's item or the criteria; principles take its place."""
     parts, principles = [question.prompt], "; ".join(question.rubric.principles)
     if question.reference:
         parts.append(f"reference: {question.reference}")
@@ -36,7 +38,7 @@ def prompt(question: Question, options: Sequence[str], item: str = "") -> str:
         parts += [f"{option}: {shown(one)}" for option, one in zip(options, question.candidates, strict=True)]
         parts.append(f"{principles or 'better'}: {options[0]} or {options[1]}?")
     else:
-        parts += [shown(question.candidates[0]), f"{principles or item or 'good'}: {options[0]} or {options[1]}?"]
+        parts += [shown(question.candidates[0]), f"{principles or item}: {options[0]} or {options[1]}?"]
     return "\n".join(parts)
 
 
@@ -56,56 +58,66 @@ class LocalJudge:
             )
         self.option_tokens = [one[0] for one in tokens]
         """Token ids of the two options."""
-        self.version = digest([policy.hash, params.options])[:16]
+        self.version = digest([policy.hash, params.options, max_length, logits])[:16]
+        self.sent = 0
+
+    def keep(self) -> None:
+        """Nothing fails."""
 
     def close(self) -> None:
         """Holds nothing."""
 
+    def prompts(self, question: Question) -> list[list[int]]:
+        """Tokens of what the model reads for a question, a prompt for each item of a checklist, else one; of a prompt that is too
+        long its end. Models are fitted on these same prompts."""
+        texts = (prompt(question, self.params.options, item) for item in _items(question))
+        return [self.chat.prompt_tokens(text)[-self.max_length :] for text in texts]
+
     def margins(self, questions: Sequence[Question]) -> list[tuple[float, float]]:
         """(s_12, s_21) of pairwise questions: for the first candidate, as asked and swapped. A pass per order."""
-        asked = self._differences([prompt(question, self.params.options) for question in questions])
-        turned = self._differences([prompt(swapped(question), self.params.options) for question in questions])
-        return [(one, -other) for one, other in zip(asked, turned, strict=True)]
+        found = self._differences([self.prompts(one)[0] for question in questions for one in (question, swapped(question))])
+        return [(one, -other) for one, other in zip(found[::2], found[1::2], strict=True)]
 
     def judge(self, questions: Sequence[Question]) -> list[Judgment]:
-        pairs = [question for question in questions if question.kind == "pairwise"]
-        compared = iter(self.margins(pairs))
-        items = [(place, item) for place, question in enumerate(questions) for item in _items(question)]
-        single = self._differences([prompt(questions[place], self.params.options, item) for place, item in items])
-        logits: dict[int, list[float]] = {}
-        for (place, _), difference in zip(items, single, strict=True):
-            logits.setdefault(place, []).append(difference)
+        """See `Judge.judge`. A prompt that was read for an earlier one of the questions costs nothing."""
+        rows = [self.prompts(question) for question in questions]
+        differences = iter(self._differences([row for found in rows for row in found]))
+        seen: set[tuple[int, ...]] = set()
         made = []
-        for place, question in enumerate(questions):
-            if question.kind == "pairwise":
-                made.append(self.compared(question.rubric, *next(compared)))
-            elif question.kind == "pointwise":
-                made.append(Judgment((self._scored(question.rubric, logits[place][0]),), cost=Cost(calls=1)))
-            else:
-                cost = Cost(calls=len(logits[place]))
-                made.append(Judgment(tuple(float(logit >= 0) for logit in logits[place]), cost=cost))
+        for question, found in zip(questions, rows, strict=True):
+            fresh = {tuple(row) for row in found} - seen
+            seen |= fresh
+            made.append(self._judgment(question, [next(differences) for _ in found], Cost(calls=len(fresh))))
         return made
 
-    def _scored(self, rubric: Rubric, logit: float) -> float:
-        return logit if self.logits else rubric.scale * _sigmoid(logit)
+    def _judgment(self, question: Question, differences: Sequence[float], cost: Cost) -> Judgment:
+        """What follows from the log-odds of the options after each of the question's prompts."""
+        if question.kind == "pairwise":
+            return replace(self.compared(question.rubric, differences[0]), cost=cost)
+        if question.kind == "checklist":
+            return Judgment(tuple(float(one >= 0) for one in differences), cost=cost)
+        score = differences[0] if self.logits else question.rubric.scale * _sigmoid(differences[0])
+        return Judgment((score,), cost=cost)
 
     @staticmethod
-    def compared(rubric: Rubric, asked: float, turned: float) -> Judgment:
-        """The judgment that follows from s_12 and s_21."""
-        share = _sigmoid((asked + turned) / 2)
-        reason = f"log-odds {asked:.4g} as asked, {turned:.4g} swapped"
-        return Judgment((rubric.scale * share, rubric.scale * (1 - share)), reason, cost=Cost(calls=2))
+    def compared(rubric: Rubric, margin: float) -> Judgment:
+        """The judgment of a pair in one order, from the log-odds of the first as shown."""
+        share = _sigmoid(margin)
+        return Judgment((rubric.scale * share, rubric.scale * (1 - share)), f"log-odds {margin:.4g}", cost=Cost(calls=1))
 
-    def _differences(self, prompts: Sequence[str]) -> list[float]:
-        """l(first option) - l(second option) after each prompt; in blocks of equal order, padded on the right."""
+    def _differences(self, rows: Sequence[Sequence[int]]) -> list[float]:
+        """l(first option) - l(second option) after each row of tokens. Equal rows are computed once, and with `batch` 1 each row
+        alone, so that what is asked beside it does not change a bit of it."""
         import torch
 
-        encoded = [self.chat.prompt_tokens(text)[-self.max_length :] for text in prompts]
+        unique = list(dict.fromkeys(map(tuple, rows)))
         found: list[float] = []
-        for start in range(0, len(encoded), self.params.batch):
+        for start in range(0, len(unique), self.params.batch):
             with torch.no_grad():
-                found += self.log_odds(encoded[start : start + self.params.batch]).tolist()
-        return found
+                found += self.log_odds(unique[start : start + self.params.batch]).tolist()
+        self.sent += len(unique)
+        known = dict(zip(unique, found, strict=True))
+        return [known[tuple(row)] for row in rows]
 
     def log_odds(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """l(first option) - l(second option) [B] float32 after each row of tokens, padded on the right; with gradient."""
@@ -122,9 +134,9 @@ class LocalJudge:
 
 
 def _items(question: Question) -> tuple[str, ...]:
-    """The single questions that a question consists of, besides a comparison."""
+    """What single questions ask for, a prompt each; "" for a comparison."""
     if question.kind == "pairwise":
-        return ()
+        return ("",)
     return question.rubric.items if question.kind == "checklist" else (", ".join(question.rubric.answer),)
 
 

@@ -78,13 +78,13 @@ def pairs_of(
     return made
 
 
-def _both_orders(judge: Judge, questions: Sequence[Question]) -> tuple[list[tuple[float, float] | None], Asked]:
+def both_orders(judge: Judge, questions: Sequence[Question]) -> tuple[list[tuple[float, float] | None], Asked]:
     """(s_12, s_21) of each question, both for its first answer; None where a judgment failed. And all that was asked."""
+    ordered = [item for question in questions for item in (question, swapped(question))]
     if isinstance(judge, LocalJudge):
         margins = judge.margins(questions)
-        made = [judge.compared(question.rubric, *pair) for question, pair in zip(questions, margins, strict=True)]
-        return list(margins), list(zip(questions, made, strict=True))
-    ordered = [item for question in questions for item in (question, swapped(question))]
+        shown = [one for as_asked, turned in margins for one in (as_asked, -turned)]
+        return list(margins), [(one, judge.compared(one.rubric, margin)) for one, margin in zip(ordered, shown, strict=True)]
     judgments = judge.judge(ordered)
     found: list[tuple[float, float] | None] = []
     for one, other in zip(judgments[::2], judgments[1::2], strict=True):
@@ -103,7 +103,7 @@ def margins_of(judge: Judge, questions: Sequence[Question], sampling: PrincipleS
         for place, question in enumerate(questions)
         for name, principles in shown
     ]
-    margins, judged = _both_orders(judge, [question for _, _, question in asked])
+    margins, judged = both_orders(judge, [question for _, _, question in asked])
     found: list[dict[str, tuple[float, float]]] = [{} for _ in questions]
     for (place, name, _), pair in zip(asked, margins, strict=True):
         if pair is not None:

@@ -21,6 +21,7 @@ from typing import Literal
 
 from stages.judging.languages import strays
 from stages.judging.settings import LengthBonus, Principle, PrincipleSampling, SampledPrinciples
+from stages.seeding import stream
 
 Margins = Mapping[str, tuple[float, float]]
 """Principle -> (s_12, s_21) of one pair of answers."""
@@ -115,12 +116,20 @@ def weights(params: SampledPrinciples, step: int) -> dict[str, float]:
 def sampled(params: SampledPrinciples, step: int, rng: Random) -> tuple[str, ...]:
     """Names of the principles of one task at a step: `per_task` drawn without replacement in proportion to their weights, then
     those that always hold."""
-    left, drawn = weights(params, step), []
+    left, drawn = weights(params, step), list[str]()
     while left and len(drawn) < params.per_task:
         name = rng.choices(list(left), weights=list(left.values()))[0]
         drawn.append(name)
         del left[name]
     return (*drawn, *(one.name for one in params.items if one.always and one.from_step <= step))
+
+
+def read_at_step(params: SampledPrinciples | None, seed: int, step: int, task_id: str) -> tuple[str, ...]:
+    """In words, the principles that a training step (from 0) draws for a task; () without principles."""
+    if params is None:
+        return ()
+    names = sampled(params, step + 1, stream("judge.principles", seed, step, task_id))
+    return texts(params.items, [(name, False) for name in names])
 
 
 def shaped(reward: float, tokens: int, stopped: bool, bonus: LengthBonus | None, penalty: float) -> float:

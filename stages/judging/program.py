@@ -37,9 +37,14 @@ class ProgramJudge:
     def __init__(self, faults: ProgramFaults, quality: Quality, seed: int, items: Items | None = None) -> None:
         self.faults, self.quality, self.items, self.seed = faults, quality, items, seed
         self.version = digest([faults.model_dump(mode="json"), seed])[:16]
+        self.sent = 0
 
     def judge(self, questions: Sequence[Question]) -> list[Judgment]:
+        self.sent += len(questions)
         return [self._judgment(question) for question in questions]
+
+    def keep(self) -> None:
+        """Nothing fails."""
 
     def close(self) -> None:
         """Holds nothing."""

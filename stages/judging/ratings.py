@@ -115,9 +115,3 @@ def _search(
         if found[0] <= loss or size < 1e-8:
             return tried, *found
         size /= 2
-
-
-def probabilities(ratings: Ratings, model: Model = "bradley_terry") -> Array:
-    """P(i beats j) [N, N]; 0.5 on the diagonal."""
-    gap = ratings.strengths[:, None] - ratings.strengths[None, :]
-    return np.exp(LINKS[model](gap)[0])

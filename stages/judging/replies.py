@@ -32,7 +32,7 @@ def demand(question: Question) -> str:
         return f'Decide for each item whether the work meets it, as "items", a list of true and false.\n{items}'
     parts = [f"its answer on {', '.join(rubric.answer)}"]
     if rubric.process_weight:
-        parts.insert(0, f"its steps on {', '.join(rubric.process)}")
+        parts = [f'as "process" its steps on {", ".join(rubric.process)}', f'as "answer" {parts[0]}']
     whose = 'each of the two, as "first" and "second"' if question.kind == "pairwise" else 'the work, as "first"'
     return f"Score {whose}: {' and '.join(parts)}, each a whole number from 0 to {rubric.scale}."
 
@@ -62,8 +62,10 @@ def schema(question: Question) -> dict[str, Any]:
         items = {"type": "array", "items": {"type": "boolean"}, "minItems": count, "maxItems": count}
         return _object({"reason": {"type": "string"}, "items": items})
     score = {"type": "integer", "minimum": 0, "maximum": rubric.scale}
-    slots = _SLOTS[: len(question.candidates)]
-    return _object({"reason": {"type": "string"}} | {slot: _object(dict.fromkeys(rubric.criteria, score)) for slot in slots})
+    scores = _object(dict.fromkeys(rubric.answer, score))
+    if rubric.process_weight:
+        scores = _object({"process": _object(dict.fromkeys(rubric.process, score)), "answer": scores})
+    return _object({"reason": {"type": "string"}} | dict.fromkeys(_SLOTS[: len(question.candidates)], scores))
 
 
 def parse(question: Question, reply: str) -> tuple[tuple[float, ...], str]:
@@ -77,7 +79,7 @@ def parse(question: Question, reply: str) -> tuple[tuple[float, ...], str]:
         if question.kind == "checklist":
             return _checked(question.rubric, found["items"]), reason
         slots = _SLOTS[: len(question.candidates)]
-        return tuple(question.rubric.combined(_numbers(found[slot])) for slot in slots), reason
+        return tuple(_combined(question.rubric, found[slot]) for slot in slots), reason
     except (KeyError, TypeError) as error:
         raise ValueError(f"the reply lacks {error}") from error
 
@@ -86,6 +88,14 @@ def _checked(rubric: Rubric, items: Any) -> tuple[float, ...]:
     if not isinstance(items, list) or len(items) != len(rubric.items) or not all(isinstance(item, bool) for item in items):
         raise ValueError(f"'items' must be {len(rubric.items)} times true or false")
     return tuple(float(item) for item in items)
+
+
+def _combined(rubric: Rubric, scores: Any) -> float:
+    if not rubric.process_weight:
+        return rubric.combined(_numbers(scores))
+    if not isinstance(scores, dict):
+        raise TypeError("scores of process and answer")
+    return rubric.combined(_numbers(scores["answer"]), _numbers(scores["process"]))
 
 
 def _numbers(scores: Any) -> dict[str, float]:

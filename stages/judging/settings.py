@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from stages.judging.extraction import MISSING
+from stages.records.thinking import Occurrence
 from stages.runtime.validation import Count, NonNegative, Positive, Section, Share, refuse_idle
 from stages.values.settings import Fitting, ValidShare
 
@@ -59,6 +60,8 @@ class ServerParams(Section):
     """Attempts per judgment, failed ones included."""
     wait_s: NonNegative = 1.0
     """Pause before the second attempt; doubled each time, at most 30 s. A server's Retry-After goes first."""
+    longest_wait_s: NonNegative = 300.0
+    """Longest Retry-After that is waited for; a judgment for which the server asks for more fails at once, as its reason says."""
     requests: Count = 4
     """Requests in flight."""
     structured: bool = True
@@ -66,7 +69,8 @@ class ServerParams(Section):
     max_calls: Annotated[int, Field(ge=0)] | None = None
     """Budget of the run in requests, retries included; further judgments are failures. null: none."""
     max_money: NonNegative | None = None
-    """Budget of the run in money, by the prices below. null: none."""
+    """Budget of the run in money, by the prices below. A request is sent only if it fits at its dearest: max_tokens written, and
+    a token read per character of the request. null: none."""
     price_in: NonNegative = 0.0
     """Price of a million tokens that the judge reads."""
     price_out: NonNegative = 0.0
@@ -74,7 +78,8 @@ class ServerParams(Section):
     cache: str = "data/judgments"
     """Folder of all replies, relative to the repository: a run whose questions are in it needs no server. "" for none."""
     give_up_after: Count = 20
-    """Stop the run after this many judgments in a row without an answer; it resumes from its checkpoint and asks them anew."""
+    """Stop the run after this many judgments in a row without an answer. It resumes from its checkpoint, and asks anew what
+    failed since then."""
     ask_failed_again: bool = False
     """Ask anew what failed when it was stored; false: a repetition ends in the same bytes, failures included."""
 
@@ -89,11 +94,13 @@ class LocalParams(Section):
     """A local judge model, which answers by the probabilities of its options."""
 
     path: str = ""
-    """A `save_pretrained` folder, relative to the repository. "": the model that annotate fits (annotate.judge_model)."""
+    """A `save_pretrained` folder, relative to the repository; DVC notices changes of one below data/raw. "": the model that
+    annotate fits (annotate.judge_model)."""
     options: Options = ["A", "B"]
     """What it answers for the first and the second candidate; each one token after the prompt. Pointwise: yes and no."""
-    batch: Count = 16
-    """Questions per forward pass."""
+    batch: Count = 1
+    """Questions per forward pass. 1: a question's scores do not depend on those asked beside it; more is faster on a GPU, and may
+    change the last digits."""
 
 
 class Principle(Section):
@@ -189,15 +196,36 @@ class Extraction(Section):
     """What judges read of a policy's last message (stages/judging/extraction.py)."""
 
     marker: str | None = None
-    """The response begins after this marker. null: the end marker of model.thinking; "": the whole message is the response."""
+    """The response begins after this marker. null: it is what the environment receives by model.thinking's markers; "": the whole
+    message."""
     end: str = ""
     """It ends before this marker. "": at the end of the message."""
-    occurrence: Literal["first", "last"] = "first"
-    """Which marker, if there are several."""
+    occurrence: Occurrence | None = None
+    """Which `marker`, if there are several. null: as model.thinking.occurrence, or without thoughts the first."""
     strict: bool = True
     """Without a marker judges read `missing`; false: the whole message, thoughts included, which a policy can exploit."""
     missing: Annotated[str, Field(min_length=1)] = MISSING
     """What they read of a response without its markers."""
+
+    @model_validator(mode="after")
+    def _one_reading(self) -> Extraction:
+        if not self.marker and self.occurrence is not None:
+            raise ValueError(
+                "occurrence is that of `marker`, which is not set; by the markers of model.thinking the judge reads what the "
+                "environment receives: set model.thinking.occurrence for both"
+            )
+        return self
+
+
+class LabelledPairs(Section):
+    """A judge is measured before it is believed: rl asks it about labelled pairs before it trains (docs/judges.md)."""
+
+    path: Annotated[str, Field(min_length=1)]
+    """The file of pairs, relative to the repository; DVC notices changes of one below data/raw."""
+    least_kappa: Share | None = None
+    """The run ends before it trains if Cohen's kappa with the majority of the labels is below this. null: it does not."""
+    limit: Count | None = None
+    """Pairs at most. null: all."""
 
 
 class LengthBonus(Section):
@@ -236,11 +264,14 @@ class JudgeModel(Fitting):
     server: ServerParams = ServerParams()
     alpha: bool = False
     """Also report Krippendorff's alpha (extra `judging`)."""
+    least_kappa: Share | None = None
+    """The stage fails if the model's kappa with held-out labels is below this. null: it does not."""
 
     @model_validator(mode="after")
     def _counts(self) -> JudgeModel:
         fitted = dict.fromkeys(
-            [*Fitting.model_fields, "valid_share", "options", "labels", "alpha"], (self.kind != "none", "a kind other than none")
+            [*Fitting.model_fields, "valid_share", "options", "labels", "alpha", "least_kappa"],
+            (self.kind != "none", "a kind other than none"),
         )
         compared = self.kind != "none" and self.labels != "trees"
         needs = {

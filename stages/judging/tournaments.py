@@ -68,18 +68,19 @@ def anchor(count: int, rng: Random, rules: Rules) -> Rounds:
 
 
 def round_robin(count: int, rng: Random, rules: Rules) -> Rounds:
-    """Rewards by min-rank of the wins, a tie being half a win for both."""
+    """Rewards by min-rank of the share of wins, a tie being half a win for both; a dropped match does not count, and who has no
+    match left gets half."""
     pairs = list(combinations(range(count), 2))
     results = yield pairs
-    points = [0.0] * count
+    points: list[list[float]] = [[] for _ in range(count)]
     for pair, result in zip(pairs, results, strict=True):
-        for entrant, share in zip(pair, _points(result), strict=True):
-            points[entrant] += share
-    return min_rank_rewards(points)
+        for entrant, share in zip(pair, _points(result) if result is not None else (), strict=False):
+            points[entrant].append(share)
+    return min_rank_rewards([sum(of) / len(of) if of else 0.5 for of in points])
 
 
 def _points(result: Result) -> tuple[float, float]:
-    """1 and 0 for a win, half each for a tie or a dropped match."""
+    """1 and 0 for a win, half each for a tie, or for a dropped match where a scheme can't go on without a result."""
     if result is None or abs(result[0] - result[1]) <= TIE:
         return 0.5, 0.5
     return (1.0, 0.0) if result[0] > result[1] else (0.0, 1.0)

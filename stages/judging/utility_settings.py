@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from stages.judging.settings import Options
-from stages.runtime.validation import Count, NonNegative, Positive, Section, Share
-from stages.values.settings import Fitting
+from stages.runtime.validation import Count, NonNegative, Positive, Section
+from stages.values.settings import Fitting, ValidShare
 
 Outcomes = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=4)]
 
@@ -75,7 +75,7 @@ class Control(Fitting):
     """Standard deviation of a member's utility about the mean."""
     questions: Count = 300
     """Pairs to train on, all of them if there are no more."""
-    valid_share: Share = 0.2
+    valid_share: ValidShare = 0.2
     """Share of the pairs that measure agreement before and after."""
     rehearsal: NonNegative = 1.0
     """Weight of the loss of the demonstration that comes with each question in each order, which keeps what SFT has taught; 0:

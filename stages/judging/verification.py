@@ -37,10 +37,16 @@ class Verdict:
         return self.right if self.drawn else 1.0 - self.wrong
 
 
-def verdict(right: float, wrong: float, uniform: float, renormalised: bool = False) -> Verdict:
-    """The verdict that `uniform` in [0, 1) draws from the probabilities of the labels; `renormalised` over the two of them."""
+def verdict(log_right: float, log_wrong: float, uniform: float, renormalised: bool = False) -> Verdict:
+    """The verdict that `uniform` in [0, 1) draws from the log-probabilities of the labels; `renormalised` over the two of them,
+    also where both are too small for a probability above 0. Raises ValueError for NaN, and for two of minus infinity that are to
+    be renormalised."""
+    if math.isnan(log_right + log_wrong) or (renormalised and log_right == log_wrong == -math.inf):
+        raise ValueError(f"log-probabilities of a verifier's labels are {log_right} and {log_wrong}; is its model broken?")
+    largest = max(log_right, log_wrong) if renormalised else 0.0
+    right, wrong = math.exp(log_right - largest), math.exp(log_wrong - largest)
     if renormalised:
-        right, wrong = (share / (right + wrong) for share in (right, wrong))
+        right, wrong = right / (right + wrong), wrong / (right + wrong)
     drawn = True if uniform < right else False if uniform < right + wrong else None
     return Verdict(right, wrong, drawn)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from stages.judging.episodes import candidate
-from stages.judging.extraction import MISSING, response
+from stages.judging.extraction import MISSING, reader, response
+from stages.judging.settings import Extraction
 from stages.records.episode import Episode, TurnRecord
 from stages.records.thinking import Thinking, parse_turn
 
@@ -54,7 +55,72 @@ def test_candidates_depend_on_the_response_alone() -> None:
     assert one == other
     assert one.answer == "go"
     assert candidate(spoken("<think> a </think> go")).answer == "action", "without extraction: what the environment received"
-    assert candidate(spoken("x", terminated=False), lambda text: "read").answer == ""
+    assert candidate(spoken("x", terminated=False)).answer == ""
+
+
+def test_an_unfinished_message_is_read_too() -> None:
+    """Contract: of an episode that was cut off within its thought, a strict judge reads that the response is missing, and a
+    lenient one the thought."""
+    cut = spoken("<think> the rival is", terminated=False)
+    strict, lenient = (reader(Extraction(strict=strict), Thinking()) for strict in (True, False))
+    assert candidate(cut, strict).answer == MISSING
+    assert candidate(cut, lenient).answer == "<think> the rival is"
+    assert candidate(Episode("e", "t", "d", "g", 0, "", "", 1.0, 1.0, 0), strict).answer == "", "no turn, no message"
+
+
+QUOTING = "<think> I end with </think> and then go </think> take the key"
+
+
+@pytest.mark.parametrize("occurrence", ["first", "last"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        QUOTING,
+        "<think> a </think> go",
+        "<think> a </think> <response> go </response>",
+        "<think> a </think> b <think> c </think> d",
+    ],
+)
+@pytest.mark.parametrize("marks", [(), MARKS])
+def test_judge_and_environment_read_the_same(text: str, occurrence, marks: tuple[str, ...]) -> None:
+    """Contract: by the markers of model.thinking the judge reads what the environment receives."""
+    thinking = Thinking(response=marks, occurrence=occurrence)
+    assert reader(Extraction(strict=False), thinking)(text) == parse_turn(text, thinking).action
+
+
+def test_one_setting_says_which_marker() -> None:
+    assert reader(Extraction(), Thinking())(QUOTING) == "take the key"
+    assert reader(Extraction(), Thinking(occurrence="first"))(QUOTING) == "and then go </think> take the key"
+    own = Extraction(marker="</think>")
+    assert reader(own, Thinking())(QUOTING) == "take the key", "a marker of its own is read by the same occurrence"
+    assert reader(own, None)(QUOTING) == "and then go </think> take the key"
+    assert reader(Extraction(marker="</think>", occurrence="last"), None)(QUOTING) == "take the key"
+    for extract in ({"occurrence": "first"}, {"marker": "", "occurrence": "last"}):
+        with pytest.raises(ValueError, match=r"set model\.thinking\.occurrence for both"):
+            Extraction.model_validate(extract)
+
+
+@pytest.mark.parametrize(
+    ("text", "strict", "lenient"),
+    [
+        ("<think> a </think> go", "go", "go"),
+        ("<think> a </think> b <think> c", MISSING, "<think> a </think> b <think> c"),
+        ("go", MISSING, "go"),
+        ("<think> a", MISSING, "<think> a"),
+        ("<think> a </think>", "", ""),
+    ],
+)
+def test_reading_by_the_thought_s_markers(text: str, strict: str, lenient: str) -> None:
+    assert reader(Extraction(), Thinking())(text) == strict
+    assert reader(Extraction(strict=False), Thinking())(text) == lenient
+    assert reader(Extraction(strict=False), Thinking(), strict=True)(text) == strict
+
+
+def test_strict_reading_needs_the_response_s_markers() -> None:
+    thinking = Thinking(response=MARKS)
+    assert reader(Extraction(), thinking)("<think> a </think> go") == MISSING
+    assert reader(Extraction(), thinking)("<think> a </think> <response> go </response>") == "go"
+    assert reader(Extraction(end="."), thinking)("<think> a </think> <response> go. on </response>") == "go"
 
 
 def test_the_environment_receives_what_is_between_the_response_s_markers() -> None:

@@ -6,6 +6,7 @@ import statistics
 from random import Random
 
 import pytest
+from scipy.stats import norm
 
 from stages.judging.contract import Candidate, Judgment, Question, Rubric, Status
 from stages.judging.gap import GapMonitor, group_agreement
@@ -107,8 +108,27 @@ def test_repeated_calls_are_averaged() -> None:
         score_groups(program(qualities), made, Scoring("anchor", calls=1), 0)
 
 
+def test_thurstone_strengths_have_errors_and_are_0_for_ties() -> None:
+    """One match between two, won: t = -t' with phi(2 t) / Phi(2 t) = ridge t at the maximum."""
+    made, qualities = groups(1, 2)
+    judge = program(qualities, noise=0.0)
+    scored, _ = score_groups(judge, made, Scoring("round_robin", reward="thurstone", ridge=1.0), 0)
+    strength = abs(scored[0].rewards[0])
+    assert sum(scored[0].rewards) == pytest.approx(0)
+    assert norm.pdf(2 * strength) / norm.cdf(2 * strength) == pytest.approx(strength, abs=1e-6)
+    assert (scored[0].rewards[0] > 0) == (qualities["0-0"] > qualities["0-1"])
+    assert len(scored[0].errors) == 2
+    assert all(0 < error < 1 for error in scored[0].errors), "less than the prior's, which has standard deviation 1"
+    equal = program(dict.fromkeys(qualities, 0.0), noise=0.0)
+    assert score_groups(equal, made, Scoring("round_robin", reward="thurstone"), 0)[0][0].rewards == (0.0, 0.0)
+    assert score_groups(judge, made, Scoring("round_robin"), 0)[0][0].errors == ()
+
+
 class Refusing:
     name = version = "refusing"
+    sent = 0
+
+    def keep(self) -> None: ...
 
     def judge(self, questions):
         return [Judgment(status=Status.REFUSAL) for _ in questions]
@@ -126,6 +146,59 @@ def test_judge_that_never_answers_makes_all_equal(scheme: str, on_failure) -> No
     for one in scored:
         assert len(set(one.rewards)) == 1
     assert all(judgment.status is Status.REFUSAL for _, judgment in asked)
+
+
+class Partly(Refusing):
+    """Fails on questions with candidate `failing`; elsewhere perceives qualities exactly."""
+
+    def __init__(self, qualities: dict[str, float], *failing: str) -> None:
+        self.judged, self.failing = program(qualities, noise=0.0), set(failing)
+
+    def judge(self, questions):
+        return [
+            Judgment(status=Status.TIMEOUT) if {one.name for one in question.candidates} & self.failing else made
+            for question, made in zip(questions, self.judged.judge(questions), strict=True)
+        ]
+
+
+def named_group(*names: str) -> list[Group]:
+    return [Group("task", "", tuple(Candidate(f"text {name}", name=name) for name in names))]
+
+
+def test_a_dropped_match_counts_for_nothing() -> None:
+    """a > b > c, d failed: as if d had not played; half a win each would put d beside b, and a loss each last."""
+    qualities = {"a": 3.0, "b": 2.0, "c": 1.0, "d": 9.0}
+    judge = Partly(qualities, "d")
+    (ranked,), _ = score_groups(judge, named_group(*"abcd"), Scoring("round_robin", on_failure="drop_match"), 0)
+    # Shares of wins (1, 1/2, 0, none: 1/2), so ranks (1, 2, 4, 2).
+    assert ranked.rewards == pytest.approx((1.0, 2 / 3, 0.0, 2 / 3))
+    scoring = Scoring("round_robin", reward="bradley_terry", on_failure="drop_match")
+    (strong,), _ = score_groups(judge, named_group(*"abcd"), scoring, 0)
+    (without,), _ = score_groups(judge, named_group(*"abc"), scoring, 0)
+    assert strong.rewards == pytest.approx((*without.rewards, 0.0))
+    (tied,), _ = score_groups(judge, named_group(*"abcd"), Scoring("round_robin", reward="bradley_terry"), 0)
+    assert tied.rewards != pytest.approx(strong.rewards), "a tie is half a win"
+
+
+def test_a_dropped_score_is_the_mean_of_the_others() -> None:
+    judge = Partly({"a": 4.0, "b": 0.0, "c": 9.0}, "c")
+    (dropped,), _ = score_groups(judge, named_group(*"abc"), Scoring("pointwise", on_failure="drop_match"), 0)
+    assert dropped.rewards == pytest.approx((8.0, 7.0, 7.5)), "7 + 0.25 q"
+    (tied,), _ = score_groups(judge, named_group(*"abc"), Scoring("pointwise"), 0)
+    assert tied.rewards == pytest.approx((8.0, 7.0, 5.0))
+
+
+def test_a_group_may_have_its_own_checklist() -> None:
+    def met(question: Question, one: Candidate) -> list[bool]:
+        return [item in one.answer for item in question.rubric.items]
+
+    judge = ProgramJudge(ProgramFaults(), lambda question, one: 0.0, 0, met)
+    group = Group("task", "", (Candidate("short and polite", name="a"), Candidate("short", name="b")), items=("short", "polite"))
+    (scored,), asked = score_groups(judge, [group], Scoring("checklist"), 0)
+    assert scored.rewards == (1.0, 0.5)
+    assert {question.rubric.items for question, _ in asked} == {("short", "polite")}
+    faulty = ProgramJudge(ProgramFaults(flip=1.0), lambda question, one: 0.0, 0, met)
+    assert score_groups(faulty, [group], Scoring("checklist"), 0)[0][0].rewards == (0.0, 0.5)
 
 
 def test_process_criteria_need_steps() -> None:

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from stages.agent.policy import Policy, load_policy
+from stages.algorithms.parts.judge import Judge
 from stages.judging.contract import Candidate, Question, Rubric
-from stages.judging.fit_judge import alone, by_principle, fit_judge, losses, measured
+from stages.judging.fit_judge import alone, by_principle, encoded, fit_judge, losses, measured
+from stages.judging.groups import Group, score_groups
 from stages.judging.local import LocalJudge, prompt
 from stages.judging.preferences import Preference
 from stages.judging.settings import JudgeModel, LocalParams, Principle
@@ -84,13 +86,30 @@ def test_a_judge_by_principles_is_turned_by_negation_and_a_plain_one_is_not(poli
     assert unread["negated"] > 0.5
 
 
+@pytest.mark.parametrize("principle", ["", "short"])
+@pytest.mark.parametrize("kind", ["reward", "comparison"])
+def test_a_judge_is_asked_with_the_prompts_that_it_learnt(policy: Policy, kind: str, principle: str, monkeypatch) -> None:
+    """Contract: training, the figures of the report and rl read one prompt, token for token."""
+    judge = LocalJudge(policy, LocalParams(options=["a", "b"]), 128, logits=kind == "reward")
+    preference = compared(0, "key", "lamp", True, principle)
+    learnt = encoded(judge, kind, preference)  # type: ignore[arg-type]
+    read: list[list[list[int]]] = []
+    log_odds = LocalJudge._differences
+    monkeypatch.setattr(LocalJudge, "_differences", lambda self, rows: (read.append(rows), log_odds(self, rows))[1])
+    measured(judge, kind, [preference])  # type: ignore[arg-type]
+    section = Judge(kind="local", scheme="pointwise" if kind == "reward" else "round_robin")
+    group = Group("t0", "open", preference.question.candidates, principles=preference.question.rubric.principles)
+    score_groups(judge, [group], section.scoring(), 0)
+    assert read == [[learnt.one, learnt.other]] * 2
+
+
 def test_rewards_are_linear_in_the_hidden_state(policy: Policy) -> None:
     """r = (w_yes - w_no) h at the prompt's last token."""
     judge = LocalJudge(policy, LocalParams(options=["a", "b"]), 128, logits=True)
     question = alone(compared(0, "key", "lamp", True, "short").question)[0]
     assert "short: a or b?" in prompt(question, ["a", "b"])
     (judgment,) = judge.judge([question])
-    ids = torch.tensor([judge.chat.prompt_tokens(prompt(question, ["a", "b"]))])
+    ids = torch.tensor(judge.prompts(question))
     with torch.no_grad():
         hidden = policy.model.base_model(input_ids=ids).last_hidden_state[0, -1]
     yes, no = (policy.model.get_output_embeddings().weight.detach()[judge.chat.tokens_of(option)[0]] for option in ("a", "b"))

@@ -100,6 +100,9 @@ def test_checklist_flips_items_at_its_rate() -> None:
 
 class Failing:
     name = version = "failing"
+    sent = 0
+
+    def keep(self) -> None: ...
 
     def judge(self, questions):
         good = Judgment((9.0, 1.0))
@@ -118,12 +121,14 @@ def test_failed_order_is_a_tie_a_dropped_match_or_an_error() -> None:
 
 def test_combined_score_is_computed_from_the_criteria() -> None:
     rubric = Rubric(process=("breadth", "detail"), answer=("clarity", "depth"), process_weight=0.6)
-    assert rubric.combined({"breadth": 7, "detail": 8, "clarity": 3, "depth": 4}) == 6.4, "round(7.5) is 8, round(3.5) is 4"
+    assert rubric.combined({"clarity": 3, "depth": 4}, {"breadth": 7, "detail": 8}) == 6.4, "round(7.5) is 8, round(3.5) is 4"
+    same = Rubric(process=("relevance",), answer=("relevance",), process_weight=0.6)
+    assert same.combined({"relevance": 2}, {"relevance": 10}) == 6.8, "0.6 * 10 + 0.4 * 2"
     assert Rubric(answer=("clarity",)).combined({"clarity": 3}) == 3
     with pytest.raises(ValueError, match="clarity is 11"):
         Rubric(answer=("clarity",)).combined({"clarity": 11})
     with pytest.raises(KeyError):
-        rubric.combined({"breadth": 7})
+        rubric.combined({"clarity": 3, "depth": 4}, {"breadth": 7})
 
 
 def test_swapping_twice_is_the_question_itself() -> None:

@@ -7,9 +7,17 @@ from random import Random
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
+from scipy.optimize import minimize
 from scipy.stats import norm
 
-from stages.judging.ratings import _terms, fit, probabilities, win_counts
+from stages.judging.ratings import Ratings, _terms, fit, win_counts
+
+
+def share(ratings: Ratings, first: int, second: int, model: str) -> float:
+    """P(first beats second)."""
+    gap = ratings.strengths[first] - ratings.strengths[second]
+    return float(norm.cdf(gap)) if model == "thurstone" else 1 / (1 + math.exp(-gap))
 
 
 def results(count: int, games: int, seed: int = 0) -> list[tuple[int, int, float]]:
@@ -27,13 +35,13 @@ def test_two_players(model, expected: float) -> None:
     found = fit(np.array([[0.0, 3.0], [1.0, 0.0]]), model, ridge=0.0)
     assert found.strengths[0] - found.strengths[1] == pytest.approx(expected)
     assert found.strengths.sum() == pytest.approx(0)
-    assert probabilities(found, model)[0, 1] == pytest.approx(0.75)
+    assert share(found, 0, 1, model) == pytest.approx(0.75)
 
 
 def test_thurstone_adds_gaps() -> None:
     """The paper's worked example: P(a > b) = P(b > c) = 0.8 gives P(a > c) = 0.9538."""
     wins = np.array([[0.0, 0.8, 0.0], [0.2, 0.0, 0.8], [0.0, 0.2, 0.0]])
-    assert probabilities(fit(wins, "thurstone", ridge=0.0), "thurstone")[0, 2] == pytest.approx(0.9538, abs=1e-4)
+    assert share(fit(wins, "thurstone", ridge=0.0), 0, 2, "thurstone") == pytest.approx(0.9538, abs=1e-4)
 
 
 def test_agrees_with_choix() -> None:
@@ -54,6 +62,29 @@ def test_agrees_with_evalica() -> None:
     logs = np.log([theirs[f"p{player}"] for player in range(6)])
     found = fit(win_counts(6, games), ridge=0.0).strengths
     np.testing.assert_allclose(found, logs - logs.mean(), atol=1e-4)
+
+
+@pytest.mark.parametrize("ridge", [0.1, 1.0])
+def test_thurstone_agrees_with_a_search_that_knows_only_the_likelihood(ridge: float) -> None:
+    """Strengths by Nelder and Mead's simplex on the likelihood alone; standard errors by its curvature in finite differences."""
+    games = results(4, 60, seed=3)
+
+    def loss(strengths: NDArray) -> float:
+        won = sum(
+            score * norm.logcdf(strengths[one] - strengths[other]) + (1 - score) * norm.logcdf(strengths[other] - strengths[one])
+            for one, other, score in games
+        )
+        return -won + ridge / 2 * float((strengths**2).sum())
+
+    best = minimize(loss, np.zeros(4), method="Nelder-Mead", options={"xatol": 1e-8, "fatol": 1e-12, "maxiter": 20_000}).x
+    found = fit(win_counts(4, games), "thurstone", ridge)
+    np.testing.assert_allclose(found.strengths, best, atol=1e-5)
+    curvature, step = np.zeros((4, 4)), 1e-3 * np.eye(4)
+    for one in range(4):
+        for other in range(4):
+            ends = ((best + up * step[one] + right * step[other], up * right) for up in (1, -1) for right in (1, -1))
+            curvature[one, other] = sum(sign * loss(at) for at, sign in ends) / 4e-6
+    np.testing.assert_allclose(found.errors, np.sqrt(np.diagonal(np.linalg.inv(curvature))), rtol=1e-3)
 
 
 @pytest.mark.parametrize("model", ["bradley_terry", "thurstone"])

@@ -61,7 +61,21 @@ def test_empty_lists_match_nothing() -> None:
 
 
 def test_best_reference_of_each_key_point() -> None:
-    """Scores (0.2, 0.9) and (0.5, 0.1) give 0.7: here (1/3, 1) and (1, 0)."""
+    """The paper's numbers: scores (0.2, 0.9) and (0.5, 0.1) give (0.9 + 0.5) / 2 = 0.7, the mean over points of the best of the
+    references; the best mean of a reference would be 0.5, the mean of all 0.425. Then (1/3, 1) and (1, 0)."""
+    lists = {
+        letter: tuple(f"{letter}{number}" for number in range(count))
+        for letter, count in zip("abcd", (5, 10, 2, 10), strict=True)
+    }
+    references = " ".join(lists["a"] + lists["c"]), " ".join(lists["b"] + lists["d"])
+    answer = " ".join((*lists["a"][:1], *lists["b"][:9], *lists["c"][:1], *lists["d"][:1]))
+    points = ((lists["a"], lists["b"]), (lists["c"], lists["d"]))
+    scores = [
+        [content_reward(RewardChain((text,), ((words,),)), answer) for text, words in zip(references, point, strict=True)]
+        for point in points
+    ]
+    assert scores == [[0.2, 0.9], [0.5, 0.1]]
+    assert content_reward(RewardChain(references, points), answer) == pytest.approx(0.7)
     chain = RewardChain(("alpha beta gamma", "gamma"), ((("alpha", "beta", "gamma"), ("gamma",)), (("gamma",), ("delta",))))
     assert content_reward(chain, "gamma") == pytest.approx(1.0)
     assert content_reward(RewardChain(chain.references, chain.key_points[:1]), "alpha gamma") == pytest.approx(1.0)

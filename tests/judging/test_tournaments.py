@@ -158,6 +158,17 @@ def test_dropped_matches_leave_a_ranking() -> None:
         assert all(math.isfinite(reward) for reward in rewards)
 
 
+def test_a_dropped_match_of_a_round_robin_counts_for_nobody() -> None:
+    """0 beats 2 and has no other result, 2 beats 1 and 3, 1 beats 3: shares of wins 1, 1/2, 2/3, 0. With half a win for a dropped
+    match 0 and 2 would be even."""
+    rounds = SCHEMES["round_robin"](4, Random(0), Rules())
+    won = {(0, 1): None, (0, 2): (12.0, 8.0), (0, 3): None, (1, 2): (8.0, 12.0), (1, 3): (12.0, 8.0), (2, 3): (12.0, 8.0)}
+    pairs = next(rounds)
+    with pytest.raises(StopIteration) as stop:
+        rounds.send([won[pair] for pair in pairs])
+    assert stop.value.value == pytest.approx((1.0, 1 / 3, 2 / 3, 0.0))
+
+
 def test_dropped_match_against_the_anchor_is_a_tie_with_it() -> None:
     """Contract: nobody is ranked last because a judgment failed. s = (14, dropped, 10, 8), the anchor's being its mean."""
     qualities = [0.0, -9.0, -2.0, -4.0]

@@ -148,6 +148,23 @@ def test_a_coherent_judge_and_a_coin() -> None:
     assert exact["indifferent"]
 
 
+def test_confidence_is_not_that_of_the_close_pairs_that_were_asked() -> None:
+    """Of 40 outcomes a third of the pairs is asked, close ones first; confidence is that of all pairs nevertheless."""
+    truth = normal(40, 5)
+    ask = judge(truth)
+    every = [ask([(f"x {i:02d}", f"x {j:02d}")])[0][0] for i, j in all_pairs(40)]
+    known = sum(max(share, 1 - share) for share in every) / len(every)
+    section = params(40, edge_multiplier=1.2, per_round=60, triads=300)
+    found = measured(section, ask, 0)
+    assert found["pairs"] == budget(40, 1.2) < len(every) / 2
+    asked = [max(share, 1 - share) for _, _, share in found["choices"]]
+    assert sum(asked) / len(asked) < known - 0.05
+    assert found["confidence"] == pytest.approx(known, abs=0.02)
+    biased = measured(section, judge(truth, bias=0.8), 0)
+    agree = [abs(truth[i] - truth[j]) / 2**-0.5 > 0.8 for i, j in all_pairs(40)]
+    assert biased["order_consistency"] == pytest.approx(sum(agree) / len(agree), abs=0.06)
+
+
 def test_one_order_takes_a_position_for_a_preference() -> None:
     """A judge that always answers the first option: sure utilities by index in one order, indifference in both."""
     first = lambda pairs: [(1.0, 0.0)] * len(pairs)  # noqa: E731
@@ -205,6 +222,28 @@ def test_active_pairs_beat_random_ones_at_a_small_budget() -> None:
     assert means[0] > means[1] - 0.05
 
 
+def test_equal_variances_and_logistic_noise_are_bradley_terry() -> None:
+    """P = 1 / (1 + exp(mu_j - mu_i)): a normal with deviation 1.702 is within 0.01 of the logistic, so that choices by the one
+    are fitted with the order and the probabilities of the other."""
+    strengths = [-1.5, -0.5, 0.0, 0.7, 1.6]
+    choices = {(i, j): 1 / (1 + math.exp(strengths[j] - strengths[i])) for i, j in all_pairs(5)}
+    for gap in (0.1, 0.5, 1.0, 2.0, 3.0):
+        thurstone = Fitted((gap / 1.702, 0.0), (0.5, 0.5)).probability(0, 1)
+        assert thurstone == pytest.approx(1 / (1 + math.exp(-gap)), abs=0.01)
+    fitted = fit(choices, 5, epochs=800, rate=0.05)
+    assert list(fitted.mu) == sorted(fitted.mu)
+    for pair, share in choices.items():
+        assert fitted.probability(*pair) == pytest.approx(share, abs=0.02)
+
+
+def test_sure_choices_of_a_total_order_are_sorted() -> None:
+    order = [3, 0, 4, 1, 5, 2]
+    choices = {(i, j): float(order.index(i) > order.index(j)) for i, j in all_pairs(6)}
+    fitted = fit(choices, 6, epochs=400, rate=0.05, prior=0.001)
+    assert sorted(range(6), key=fitted.mu.__getitem__) == order
+    assert all((fitted.probability(*pair) > 0.5) == (share == 1.0) for pair, share in choices.items())
+
+
 @pytest.mark.parametrize(
     ("make", "says"),
     [
@@ -212,6 +251,8 @@ def test_active_pairs_beat_random_ones_at_a_small_budget() -> None:
         (lambda: Utilities(outcomes=["a", "b", "c", "a"]), "twice"),
         (lambda: Control(questions=3), "control.kind is none"),
         (lambda: Control(kind="soft"), "at least four outcomes"),
+        (lambda: Control(kind="soft", outcomes=dict(zip("abcd", range(4), strict=True)), valid_share=1.0), "less than 0.9"),
+        (lambda: Control(kind="soft", outcomes=dict(zip("abcd", range(4), strict=True)), valid_share=0.0), "greater than 0"),
     ],
 )
 def test_impossible_settings_are_refused(make, says: str) -> None:

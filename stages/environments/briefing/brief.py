@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from stages.environments.search.scoring import common_length
@@ -72,6 +72,21 @@ def paraphrases(asked: Asked) -> list[str]:
     return [write(asked), write(asked, other), f"Of {asked.entity}, {verbs}."]
 
 
+def mistakes(asked: Asked) -> list[str]:
+    """What reads like a reference and is wrong, in each of their wordings: another order, exchanged values, a fact less, and one
+    that was not asked for; as far as the facts allow."""
+    first, *others = asked.wanted
+    beside = [noun for noun, _ in asked.facts if noun not in asked.wanted]
+    changed = [replace(asked, wanted=(*asked.wanted, noun)) for noun in beside[:1]]
+    if others:
+        moved = {first: asked.values[others[0]], others[0]: asked.values[first]}
+        exchanged = tuple((noun, moved.get(noun, value)) for noun, value in asked.facts)
+        orders = [asked.wanted[::-1], asked.wanted[:-1]]
+        changed += [replace(asked, wanted=nouns) for nouns in orders] + [replace(asked, facts=exchanged)]
+    right = paraphrases(asked)
+    return [text for one in changed for text in paraphrases(one) if text not in right]
+
+
 def words_of(text: str) -> list[str]:
     """Words in lower case, without punctuation around them."""
     return [word for part in text.split() if (word := part.strip(".,;:!?()\"'").lower())]
@@ -106,6 +121,22 @@ def demands(asked: Asked, text: str) -> dict[str, bool]:
     name = asked.entity.lower()
     marks = opening.startswith(f"{name}:") if listed else opening.startswith(f"{name} has ") and ";" not in opening
     return {"entity": opening.startswith(name), "form": marks, "words": 0 < len(text.split()) <= asked.words}
+
+
+def checklist(asked: Asked, text: str) -> dict[str, bool]:
+    """What a perfect brief meets, in words, and whether `text` does: each demand on form, each fact, their order, and no more."""
+    found, met = read(asked, text), demands(asked, text)
+    right = [noun for noun in found.right if noun in asked.wanted]
+    form = f'is a list that begins with "{asked.entity}:"' if asked.form == "list" else f'is prose: "{asked.entity} has ..."'
+    extra = len(found.right) > len(right) or found.wrong or found.repeated or found.padding
+    return {
+        f"begins with {asked.entity}": met["entity"],
+        form: met["form"],
+        f"has at most {asked.words} words": met["words"],
+        **{f"says that the {noun} is {asked.values[noun]}": noun in found.right for noun in asked.wanted},
+        f"keeps the order {', '.join(asked.wanted)}": right == [noun for noun in asked.wanted if noun in right] and bool(right),
+        "says nothing wrong, nothing twice and nothing else": not extra and bool(right),
+    }
 
 
 def quality(asked: Asked, text: str) -> float:

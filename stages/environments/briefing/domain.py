@@ -9,7 +9,18 @@ from random import Random
 from typing import Any
 
 from stages.environments.base_domain import GradedDomain, check_fields, levels_in_turn
-from stages.environments.briefing.brief import PADDING, Asked, demands, paraphrases, quality, read, words_of, write
+from stages.environments.briefing.brief import (
+    PADDING,
+    Asked,
+    checklist,
+    demands,
+    mistakes,
+    paraphrases,
+    quality,
+    read,
+    words_of,
+    write,
+)
 from stages.environments.briefing.environment import BriefingEnvironment
 from stages.environments.briefing.settings import MAX_POINTS, BriefingSettings
 from stages.environments.factbook.book import REGIONS
@@ -17,7 +28,7 @@ from stages.environments.factbook.facts import COUNT, FACTS, value
 from stages.environments.factbook.profiles import Profile, read_profiles
 from stages.environments.search.world import KINDS, RELATIONS, names_of
 from stages.records.reward_chain import RewardChain, Style
-from stages.records.task import SPLITS, Split, Task
+from stages.records.task import SPLITS, SUCCESS_TERM, Split, Task
 from stages.seeding import stream
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -40,6 +51,8 @@ class BriefingDomain(GradedDomain[BriefingSettings]):
     name = "briefing"
     Settings = BriefingSettings
     levels_key = "points"
+    hidden = frozenset({"quality", SUCCESS_TERM})
+    """Terms that no reward may read: stages/algorithms/hidden.py."""
 
     def level(self, record: Mapping[str, Any]) -> int:
         return len(record["wanted"])
@@ -138,6 +151,10 @@ class BriefingDomain(GradedDomain[BriefingSettings]):
         met = list(demands(asked, text).values())
         return {"form": sum(met) / len(met), "plain": -min(read(asked, text).padding, PADDING) / 4}
 
+    def checklist(self, task: Task, actions: Sequence[str]) -> dict[str, bool]:
+        """What a perfect brief meets: each demand on form, each fact, their order, and no more."""
+        return checklist(Asked.of(task.spec), " ".join(" ".join(actions).split()))
+
     def thought(self, task: Task, actions: Sequence[str]) -> str:
         """What an expert thinks before a brief: the values to state, in order, looked up before the form is chosen."""
         asked = Asked.of(task.spec)
@@ -146,6 +163,10 @@ class BriefingDomain(GradedDomain[BriefingSettings]):
     def references(self, task: Task) -> list[str]:
         """Good briefs: a perfect one and paraphrases of it."""
         return paraphrases(Asked.of(task.spec))
+
+    def mistakes(self, task: Task) -> list[str]:
+        """Briefs that read like references and are wrong, for verifiers to learn from."""
+        return mistakes(Asked.of(task.spec))
 
     def reward_chain(self, task: Task) -> RewardChain:
         """The values in order, then noun and value of each fact; the demands on form as styles."""

@@ -41,6 +41,7 @@ def drawn_outcomes(rng: random.Random) -> list[dict[str, Any]]:
                     "task_id": f"{domain}-test-{task:04d}",
                     "attempt": attempt,
                     "cluster": f"{domain}-{task // 4}",
+                    "panel": f"panel of {domain}",
                     "success": rng.random() < p,
                 }
                 rows.append({field.name: outcome.get(field.name) for field in EVALUATION_SCHEMA})

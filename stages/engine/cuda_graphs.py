@@ -50,6 +50,9 @@ class GraphedForward:
     def refresh(self) -> None:
         self._forward.refresh()
 
+    def beside(self, model: Any) -> GraphedForward:
+        return GraphedForward(self._forward.beside(model), self._record)
+
     def __call__(self, batch: Pass) -> Tensor:
         (part, *others) = batch.parts
         if others or part.place is not None or batch.ends is not None:

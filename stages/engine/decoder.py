@@ -8,6 +8,7 @@ architectures run through the model itself.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -104,6 +105,8 @@ class LeanForward:
         self._head_norms: list[Tensor | None] = []
         self._low: list[tuple[LowRank | None, ...]] = []
         """Of each layer's adapters: for queries, keys and values, for attention's output, for gate and up, and for down."""
+        self._owns_copies = True
+        """Whether this pass updates the joint copies; not one that reads another's."""
         self.refresh()
 
     def _angles_of(self, kind: str | None) -> Tensor:
@@ -120,20 +123,33 @@ class LeanForward:
     def refresh(self) -> None:
         with torch.no_grad():
             for index, layer in enumerate(self.model.base_model.layers):
-                projection, norms = self._joined(layer.self_attn), self._joined_norms(layer.self_attn)
+                if self._owns_copies:
+                    self._refresh_copies(index, layer.self_attn)
                 low = self._joined_low_rank(layer)
-                if index == len(self._projections):
-                    self._projections.append(projection)
-                    self._head_norms.append(norms)
+                if index == len(self._low):
                     self._low.append(low)
                     continue
-                # In place, since CUDA graphs refer to the tensors by address.
-                for old, new in zip((*self._projections[index], self._head_norms[index]), (*projection, norms), strict=True):
-                    if old is not None and new is not None:
-                        old.copy_(new)
                 for before, after in zip(self._low[index], low, strict=True):
                     if before is not None and after is not None:
                         before.copy_(after)
+
+    def _refresh_copies(self, index: int, attention: Any) -> None:
+        projection, norms = self._joined(attention), self._joined_norms(attention)
+        if index == len(self._projections):
+            self._projections.append(projection)
+            self._head_norms.append(norms)
+            return
+        # In place, since CUDA graphs refer to the tensors by address.
+        for old, new in zip((*self._projections[index], self._head_norms[index]), (*projection, norms), strict=True):
+            if old is not None and new is not None:
+                old.copy_(new)
+
+    def beside(self, model: Any) -> LeanForward:
+        """See `Forward.beside`; it reads this pass's joint copies, which its adapters add to."""
+        other = copy.copy(self)
+        other.model, other._low, other._owns_copies = model, [], False
+        other.refresh()
+        return other
 
     def _interleave(self, rows: Tensor) -> Tensor:
         """rows [heads * head_dim, ...] with the halves of each head interleaved."""

@@ -63,6 +63,10 @@ class Forward(Protocol):
         """Update copies of the model's weights, which may have changed."""
         ...
 
+    def beside(self, model: Any) -> Forward:
+        """The pass of a model that differs from this one's in its adapters alone, over the same cache."""
+        ...
+
 
 class StockForward:
     """The Hugging Face model's own layers, with attention that reads the slot cache in place."""
@@ -72,6 +76,9 @@ class StockForward:
 
     def refresh(self) -> None:
         return None
+
+    def beside(self, model: Any) -> StockForward:
+        return StockForward(model, self.cache)
 
     def __call__(self, batch: Pass) -> Tensor:
         config = self.model.config

@@ -39,6 +39,8 @@ class Prefix:
     cache: Tensor | None
     state: Tensor | None = None
     """The hidden state after the last token, if known: the next turn then starts without a forward pass."""
+    adapter: int = 0
+    """Which weights the cache and the state are of; see `TorchEngine.beside`."""
 
     @property
     def cached(self) -> int:
@@ -49,13 +51,14 @@ class Session:
     """A growing token sequence. The first `cached` of `tokens` are in the cache: in row `slot`, or in `prefix` if that is -1.
 
     `sampling` is None between turns. While a turn runs, its tokens are in the `SlotTable`, not yet in `tokens`. `state`: the
-    hidden state [D] after the last token, if `TorchEngine.read` computed it.
+    hidden state [D] after the last token, if `TorchEngine.read` computed it. `adapter`: the weights that it computes with, 0 for
+    those that the engine was made with.
     """
 
-    __slots__ = ("cached", "id", "idle_since", "key", "prefix", "room_ends", "sampling", "slot", "state", "tokens")
+    __slots__ = ("adapter", "cached", "id", "idle_since", "key", "prefix", "room_ends", "sampling", "slot", "state", "tokens")
 
-    def __init__(self, number: int, tokens: list[int], prefix: Tensor | None, cached: int) -> None:
-        self.id, self.tokens, self.prefix, self.cached = number, tokens, prefix, cached
+    def __init__(self, number: int, tokens: list[int], prefix: Tensor | None, cached: int, adapter: int = 0) -> None:
+        self.id, self.tokens, self.prefix, self.cached, self.adapter = number, tokens, prefix, cached, adapter
         self.slot = -1
         self.idle_since = 0
         self.key = 0
@@ -73,8 +76,8 @@ class SlotTable:
     """State per row of the cache. Sessions use the first `slots` rows, which are `padded`.
 
     `active` (decoding now), `position` (of the next fed token), `last` (token to feed next), `count` (tokens drawn in this turn),
-    `limit` (maximum of `count`), `key` and the sampling settings; `drawn`, `logprob`, `entropy`, `left`, `forced` [rows,
-    max_length] and `kept`, a list of sets per row: the turn so far. `mask`: per row, None where all tokens may come.
+    `limit` (maximum of `count`), `key`, `adapter` and the sampling settings; `drawn`, `logprob`, `entropy`, `left`, `forced`
+    [rows, max_length] and `kept`, a list of sets per row: the turn so far. `mask`: per row, None where all tokens may come.
     """
 
     def __init__(self, cache: SlotCache, slots: int, max_length: int) -> None:
@@ -86,6 +89,7 @@ class SlotTable:
         self.count = np.zeros(rows, dtype=np.int64)
         self.limit = np.ones(rows, dtype=np.int64)
         self.key = np.zeros(rows, dtype=np.uint64)
+        self.adapter = np.zeros(rows, dtype=np.int64)
         self.temperature = np.ones(rows)
         self.top_p = np.ones(rows)
         self.top_k = np.zeros(rows, dtype=np.int64)
@@ -103,7 +107,7 @@ class SlotTable:
         self._per_row = [
             *(self.active, self.position, self.last, self.count, self.limit, self.key),
             *(self.temperature, self.top_p, self.top_k, self.candidates, self.keep, self.drawn, self.logprob, self.entropy),
-            *(self.left, self.forced),
+            *(self.left, self.forced, self.adapter),
         ]
 
     @contextmanager
@@ -129,7 +133,7 @@ class SlotTable:
         session.room_ends = room <= sampling.max_tokens
         self.limit[slot] = min(room, sampling.max_tokens)
         self.count[slot] = 0
-        self.key[slot] = session.key
+        self.key[slot], self.adapter[slot] = session.key, session.adapter
         self.temperature[slot] = sampling.temperature
         self.top_p[slot] = sampling.top_p
         self.top_k[slot] = sampling.top_k

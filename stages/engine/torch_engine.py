@@ -14,18 +14,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from stages.engine.adapter_view import AdapterView, share_base
 from stages.engine.architectures import unserved, unslotted, windows
 from stages.engine.cache import SlotCache
 from stages.engine.cuda_graphs import make_forward
 from stages.engine.drawing import Drawn, draw_rows, joined
 from stages.engine.engine import Pause, Sampling, Turn, check_growth, check_length, check_prefix, idle
-from stages.engine.forward import Pass
+from stages.engine.forward import Forward, Pass
 from stages.engine.head import logits_of
 from stages.engine.passes import LENGTH_STEP, QUERY_STEP, PassBuilder
 from stages.engine.self_check import check_against_model, model_name, warn_of_rows
@@ -82,6 +84,8 @@ class TorchEngine:
             windows(config),
         )
         self._layers = make_forward(model, self.cache)
+        self._beside: list[tuple[Any, Forward]] = []
+        """Other models and their passes, of adapters 1, 2 and so on."""
         self._passes = PassBuilder(self.cache, model.dtype)
         self.table = SlotTable(self.cache, slots, max_length)
         self._sessions: dict[int, Session] = {}
@@ -101,13 +105,26 @@ class TorchEngine:
     def counters(self) -> dict[str, int]:
         return {**self._counters, "evictions": self.table.evictions}
 
-    def open(self, token_ids: Sequence[int], prefix: Prefix | None = None) -> int:
-        """See `Engine.open`. Raises ValueError if the session would be empty or longer than max_length."""
+    def beside(self, model: Any) -> AdapterView:
+        """This engine as that of another model with the same base, whose sessions share the slots and the cache with the others.
+        Raises ValueError if the models differ in more than their adapters."""
+        if not share_base(self.model, model):
+            raise ValueError("the models differ in more than their adapters; make an engine for each")
+        self._beside.append((model, self._layers.beside(model)))
+        return AdapterView(self, len(self._beside))
+
+    def open(self, token_ids: Sequence[int], prefix: Prefix | None = None, adapter: int = 0) -> int:
+        """See `Engine.open`; adapter: which model's, see `beside`. Raises ValueError if the session would be empty or longer than
+        max_length, or for the prefix of another model's session."""
         tokens = [*(prefix.token_ids if prefix else ()), *token_ids]
         check_length(len(tokens), self.max_length)
+        if prefix and prefix.adapter != adapter:
+            raise ValueError(f"the prefix is of a session with adapter {prefix.adapter}; it can't be continued with {adapter}")
         if not self._sessions:
-            self._layers.refresh()
-        session = Session(self._next_id, tokens, prefix.cache if prefix else None, prefix.cached if prefix else 0)
+            for layers in (self._layers, *(layers for _, layers in self._beside)):
+                layers.refresh()
+        cache, cached = (prefix.cache, prefix.cached) if prefix else (None, 0)
+        session = Session(self._next_id, tokens, cache, cached, adapter)
         if prefix and not token_ids:
             session.state = prefix.state
         self._next_id += 1
@@ -131,8 +148,7 @@ class TorchEngine:
     @spans.span("engine")
     def advance(self, pause: Pause | None = None) -> list[Turn]:
         self._clock += 1
-        if self.model.training:
-            self.model.eval()
+        self._evaluating()
         with torch.inference_mode(), self.table.guarded():
             self._start()
             running = len(self._finished) + int(self.table.active.sum())
@@ -149,10 +165,11 @@ class TorchEngine:
         cached = state.cached
         if length is not None and length < len(state.tokens):
             cached = min(cached, length - 1)  # the last token is fed again, since the next draw needs its hidden state
+        made = partial(Prefix, tuple(state.tokens[:length]), adapter=state.adapter)
         if not cached:
-            return Prefix(tuple(state.tokens[:length]), None)
+            return made(None)
         held = state.prefix[:, :, :, :cached] if state.prefix is not None else self.cache.copy_out(state.slot, cached)
-        return Prefix(tuple(state.tokens[:length]), held, state.state if cached == len(state.tokens) else None)
+        return made(held, state.state if cached == len(state.tokens) else None)
 
     @spans.span("engine")
     def read(self, sessions: Sequence[int]) -> list[np.ndarray]:
@@ -161,9 +178,8 @@ class TorchEngine:
         Tokens not fed yet are fed in as few passes as the slots allow. The next turn, also from a `snapshot`, reuses the state.
         """
         waiting = [idle(self._sessions, session) for session in sessions]
+        self._evaluating()
         with torch.inference_mode(), self.table.guarded():
-            if self.model.training:
-                self.model.eval()
             while waiting := [session for session in waiting if session.state is None]:
                 self._read(waiting)
         states = [self._sessions[session].state for session in sessions]
@@ -201,7 +217,7 @@ class TorchEngine:
         if len(pending(idle(self._sessions, session))) > 1:
             self._fill(session)
         prefix = self.snapshot(session)
-        return [self.open((), prefix) for _ in range(count)]
+        return [self.open((), prefix, prefix.adapter) for _ in range(count)]
 
     def close(self, session: int) -> None:
         state = self._sessions.pop(session)
@@ -218,15 +234,23 @@ class TorchEngine:
 
     # ---- forward passes -----------------------------------------------------------------------------------------------------
 
-    def _forward(self, batch: Pass) -> Tensor:
-        """Hidden states [n, D] of the pass's output tokens."""
+    def _evaluating(self) -> None:
+        """Put the models in evaluation mode."""
+        for model in (self.model, *(model for model, _ in self._beside)):
+            if model.training:
+                model.eval()
+
+    def _forward(self, batch: Pass, adapter: int) -> Tensor:
+        """Hidden states [n, D] of the pass's output tokens, with the weights of model `adapter`."""
         self._counters["forward_passes"] += 1
-        return self._layers(batch)
+        layers = self._beside[adapter - 1][1] if adapter else self._layers
+        return layers(batch)
 
     def _feed_pass(self, groups: list[list[Session]], sizes: dict[int, int]) -> Tensor:
-        """Feed `sizes[id]` pending tokens of each session in one pass; hidden states [n, D] of the last ones, in order."""
+        """Feed `sizes[id]` pending tokens of each session, all with the same weights, in one pass; hidden states [n, D] of the
+        last ones, in order."""
         batch, tokens = self._passes.feeding(groups, sizes)
-        hidden = self._forward(batch)
+        hidden = self._forward(batch, groups[0][0].adapter)
         for session in (session for group in groups for session in group):
             session.cached += sizes[session.id]
             self.table.position[session.slot] = session.cached
@@ -236,6 +260,13 @@ class TorchEngine:
 
     def _feed(self, sessions: list[Session], keep: int) -> dict[int, Tensor]:
         """Feed the pending tokens of sessions in slots except the last `keep`; return hidden states [D] after them, by id."""
+        after: dict[int, Tensor] = {}
+        for adapter in sorted({session.adapter for session in sessions}):
+            after |= self._feed_alike([session for session in sessions if session.adapter == adapter], keep)
+        return after
+
+    def _feed_alike(self, sessions: list[Session], keep: int) -> dict[int, Tensor]:
+        """`_feed` for sessions with the same weights."""
         after: dict[int, Tensor] = {}
         left = [session for session in sessions if len(session.tokens) - keep > session.cached]
         while left:
@@ -327,10 +358,17 @@ class TorchEngine:
         self._take(slots, drawn, slots)
 
     def _decode(self) -> Tensor:
-        """Hidden states [N, D] after the last tokens of the first N rows, which include all active ones."""
+        """Hidden states [N, D] after the last tokens of the first N rows, which include all active ones; one pass for all rows
+        with the same weights."""
         table = self.table
         width = min(round_up(padded(int(np.flatnonzero(table.active)[-1]) + 1), self._passes.row_step), self.cache.slots)
-        return self._forward(self._passes.decoding(table.last[:width], table.position[:width], table.active[:width]))
+        hidden: Tensor | None = None
+        for adapter in sorted(set(table.adapter[table.active].tolist())):
+            own = (table.active & (table.adapter == adapter))[:width]
+            states = self._forward(self._passes.decoding(table.last[:width], table.position[:width], own), adapter)
+            hidden = states if hidden is None else torch.where(self._passes.to_device(own)[:, None], states, hidden)
+        assert hidden is not None, "a row is active"
+        return hidden
 
     def _take(self, slots: np.ndarray, drawn: Drawn, places: np.ndarray) -> None:
         """Record the tokens of rows `slots`, found at `places` of `drawn`, and finish turns that they complete."""

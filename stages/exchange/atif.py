@@ -2,7 +2,8 @@
 
 The opening is a step of the user, each turn one of the agent: its message, the action as a call of the tool `act`, the
 observation as that call's result with reward and cost, token ids and log-probabilities as metrics. Turns that a branch inherited
-are copied context, which ATIF excludes from training. What the format has no place for is in `extra`.
+are copied context, which ATIF excludes from training. An episode's role is in the agent's name. What the format has no place for
+is in `extra`.
 """
 
 from __future__ import annotations
@@ -65,11 +66,16 @@ def trajectory(episode: Episode) -> Json:
     outside = {str(place): value for place, value in enumerate(episode.logprob[:rest]) if value and place not in inside}
     held = {"aside": aside(episode), "outside": outside}
     held |= {"token_ids": episode.token_ids[rest:], "logprobs": episode.logprob[rest:]}
+    spoke = {name: value for name in ("role", "play", "moves") if (value := getattr(episode, name))}
     return {
         "schema_version": SCHEMA,
         "session_id": episode.group_id,
         "trajectory_id": episode.episode_id,
-        "agent": {"name": AGENT, "version": AGENT_VERSION, "model_name": episode.policy_hash},
+        "agent": {
+            "name": f"{AGENT} ({episode.role})" if episode.role else AGENT,
+            "version": AGENT_VERSION,
+            "model_name": episode.policy_hash,
+        },
         "steps": steps,
         "final_metrics": {
             "total_prompt_tokens": sum(turn.start for turn in episode.turns),
@@ -77,7 +83,7 @@ def trajectory(episode: Episode) -> Json:
             "total_steps": len(steps),
             "extra": {"reward": episode.reward, "success": episode.success, **episode.reward_terms},
         },
-        "extra": {"task_id": episode.task_id, "domain": episode.domain, "stop_reason": episode.stop_reason, KEY: held},
+        "extra": {"task_id": episode.task_id, "domain": episode.domain, "stop_reason": episode.stop_reason, **spoke, KEY: held},
     }
 
 

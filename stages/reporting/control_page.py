@@ -9,12 +9,21 @@ from typing import Any
 from stages.control.lane.settings import Lane
 from stages.control.lane.statistics import improvement, iqm_curve, last_scores
 from stages.evaluation.aggregates import Bounded, iqm, stratified_bootstrap
-from stages.reporting.blocks import Block, Figures, Heading, Section, Table, draw, number, slug
-from stages.reporting.figures.control import control_curves
+from stages.reporting.blocks import Block, Drawing, Figures, Heading, Section, Table, draw, number, slug
+from stages.reporting.control_summary import CURVE, END, IMPROVEMENT
+from stages.reporting.figures.control import bound_curves, control_curves
 from stages.reporting.style import css_variables
 from stages.reporting.template import template
 
 Runs = Mapping[str, Mapping[str, Any]]
+OF_PLAYED = {
+    "overestimation": "over-estimation",
+    "model_error": "model's error",
+    "value_error": "value-weighted error",
+    "model_distance": "model's distance",
+    "bellman_gap": "Bellman gap",
+}
+"""Figures of played methods beside their returns: those of the critics and of a learnt model."""
 
 
 def interval(found: Bounded, digits: int = 1) -> str:
@@ -53,9 +62,15 @@ def learning_section(lane: Lane, runs: Runs) -> Section:
     return Section("learning", "Learning curves", intro, blocks)
 
 
+def baselines(lane: Lane, runs: Runs) -> dict[str, str]:
+    """Played methods by what they are compared with: the first of their group, which has no baseline."""
+    return {name: names[0] for names in played(lane, runs).values() for name in names[1:]}
+
+
 def ends(lane: Lane, runs: Runs, names: Sequence[str]) -> Table:
-    """How runs end, and the probability that one ends higher than one of the group's first method."""
-    rows = []
+    """How runs end, the probability that one ends higher than one of the group's first method, and OF_PLAYED where a method of
+    the group has them."""
+    rows, more = [], [name for name in OF_PLAYED if any(name in runs[method]["figures"] for method in names)]
     for name in names:
         scale = lane.scales.get(runs[name]["task"])
         scores = last_scores(runs[name])
@@ -63,8 +78,10 @@ def ends(lane: Lane, runs: Runs, names: Sequence[str]) -> Table:
         share = f"{100 * scale.normalised(found.value):.0f} %" if scale else "–"
         better = "–" if name == names[0] else interval(improvement(runs[name], runs[names[0]]), 2)
         digits = 1 if max(abs(found.low), abs(found.high)) >= 10.0 else 2
-        rows.append([title_of(lane, name), interval(found, digits), share, better])
-    header = ("method", "return at the end", "of the scale", f"P(better than {title_of(lane, names[0])})")
+        figures = [spread(runs[name]["figures"].get(figure, [])) for figure in more]
+        rows.append([title_of(lane, name), interval(found, digits), share, better, *figures])
+    compared = f"P(better than {title_of(lane, names[0])})"
+    header = ("method", "return at the end", "of the scale", compared, *(OF_PLAYED[figure] for figure in more))
     return Table("Ends of runs", header, rows)
 
 
@@ -94,10 +111,30 @@ def exact_section(lane: Lane, runs: Runs) -> Section | None:
             [figure.replace("_", " "), *(spread(runs[name]["figures"].get(figure, [])) for name in names)] for figure in figures
         ]
         blocks.append(Table(problem.replace("_", " "), ("", *(title_of(lane, name) for name in names)), rows))
+        if problem == "linear_mdp":
+            blocks += bound_figures(lane, runs, names)
     if not blocks:
         return None
     intro = "Problems whose answers are known: what is learnt is compared with them. Mean over seeds, and range."
     return Section("exact", "Exact worlds", intro, blocks)
+
+
+def bound_figures(lane: Lane, runs: Runs, names: Sequence[str]) -> list[Block]:
+    """Suboptimality beside its bound, of methods that differ in the number of episodes alone."""
+    alike: dict[str, dict[int, str]] = {}
+    for name in names:
+        settings = dict(lane.section(name, 0))
+        episodes = settings.pop("episodes")
+        if "bound" in runs[name]["figures"]:
+            alike.setdefault(str(settings), {})[episodes] = name
+    drawings: list[Drawing] = []
+    for series in alike.values():
+        if len(series) > 1:
+            of = [runs[series[count]]["figures"] for count in sorted(series)]
+            values = ([one["suboptimality"] for one in of], [one["bound"] for one in of])
+            caption = "How far the policy's worst case is below the best one's, and R2PVI's bound of that, by seeds."
+            drawings.append(draw(f"bound-{len(drawings)}", caption, bound_curves, sorted(series), *values))
+    return [Figures(drawings)] if drawings else []
 
 
 def spread(values: Sequence[float]) -> str:
@@ -107,16 +144,27 @@ def spread(values: Sequence[float]) -> str:
     return number(mean) if low == high else f"{number(mean)} ({number(low)} to {number(high)})"
 
 
-def results_table(runs: Runs) -> str:
+def results_table(runs: Runs, against: Mapping[str, str]) -> str:
     """CSV: method, problem, task, figure, mean over seeds, lowest, highest; to six digits. A learning curve's figures are
-    `return at 500`, after 500 steps."""
+    `return at 500`, after 500 steps, and `end of runs`, an interquartile mean; `improvement over sac` is the probability that a
+    run ends higher than one of that method (`against`: method -> the one it is compared with). Of these two, lowest and highest
+    are the ends of the 95 % interval."""
     rows = [("method", "problem", "task", "figure", "mean", "lowest", "highest")]
     for name, run in runs.items():
         curve = zip(run["steps"], zip(*run["returns"], strict=True), strict=False)
-        for figure, values in [*run["figures"].items(), *((f"return at {step}", values) for step, values in curve)]:
-            found = (sum(values) / len(values), min(values), max(values))
-            rows.append((name, run["problem"], run["task"], figure, *(f"{value:.6g}" for value in found)))
+        of_seeds = [*run["figures"].items(), *((f"{CURVE}{step}", values) for step, values in curve)]
+        found = {figure: (sum(values) / len(values), min(values), max(values)) for figure, values in of_seeds}
+        if run["returns"] and run["returns"][0]:
+            found[END] = bounds(stratified_bootstrap(iqm, last_scores(run), resamples=1000))
+        if name in against:
+            found[f"{IMPROVEMENT}{against[name]}"] = bounds(improvement(run, runs[against[name]]))
+        for figure, numbers in found.items():
+            rows.append((name, run["problem"], run["task"], figure, *(f"{value:.6g}" for value in numbers)))
     return "".join(",".join(row) + "\n" for row in rows)
+
+
+def bounds(found: Bounded) -> tuple[float, float, float]:
+    return found.value, found.low, found.high
 
 
 def render_control_page(lane: Lane, runs: Runs, films: Mapping[str, bytes], data: Runs) -> str:

@@ -3,12 +3,14 @@
 Blocks, found by their markers (stages/reporting/generated_blocks.py):
 
 - `results`, `results-full` (with paired comparisons) and one per profile in PROFILES: from evaluations in reports/
-- `spread`, `spread-full`: the lifecycle over seeds, from reports/spread.parquet
+- `spread`, `spread-full`, `contributions`: the lifecycle over seeds, and what each specialist contributes to the merged model,
+  from reports/spread.parquet
 - `pipeline`: from dvc.yaml
 - `methods`, `method-names`: from the cards of the methods
 - `claim-counts`: from reports/claims
 
-Also written: docs/figures/lifecycle.svg, the pages of reports/claims, reports/spread.json and reports/annotation_uses.json.
+Also written: docs/figures/lifecycle.svg, the pages of reports/claims, reports/spread.json, reports/annotation_uses.json and
+reports/control.json.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from stages.claims.experiment import FOLDER
 from stages.params import load_params
 from stages.records.episode import read_json
-from stages.reporting import annotation_uses, spread, step_credit_page
+from stages.reporting import annotation_uses, contributions, control_summary, spread, step_credit_page
 from stages.reporting.board.index import claim_counts
 from stages.reporting.board.pages import pages
 from stages.reporting.board.rows import Row, rows
@@ -164,6 +166,7 @@ def blocks(root: Path) -> dict[str, Block]:
         "results": lambda document: table(EVALUATION, default, False),
         "spread": lambda document: spread.short(spread.summary(spread.load_rows(root))),
         "spread-full": lambda document: spread.full(spread.summary(spread.load_rows(root))),
+        "contributions": lambda document: contributions.block(spread.load_rows(root)),
         "results-full": lambda document: table(EVALUATION, default, True),
         "pipeline": lambda document: mermaid(root),
         "methods": methods_block,
@@ -187,7 +190,7 @@ def generated(root: Path) -> dict[Path, str]:
         files |= spread.files(root)
     if (root / FOLDER).exists():
         files |= pages(root) | step_credit_page.files(root) | annotation_uses.files(root)
-    return files
+    return files | control_summary.files(root)
 
 
 @command

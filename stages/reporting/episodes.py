@@ -74,6 +74,7 @@ def pack(row: Row, source: str, pick: str) -> dict[str, Any]:
         "terms": json.loads(terms) if isinstance(terms, str) else terms,
         "stop": row["stop_reason"],
         "policy": row["policy_hash"],
+        **({"role": row["role"], "play": row["play"]} if row.get("role") else {}),
         "messages": [[message["role"], message["content"]] for message in row["messages"]],
         "turns": [[turn["accepted"], rounded(turn["reward"])] for turn in row["turns"]],
         "ids": list(row["token_ids"]),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stages.evaluation.stored_episodes import FILE as STORED
 from stages.evaluation.stored_episodes import stored_groups
 from stages.records.episode import read_json, read_rows
+from stages.reporting.control_summary import FILE as CONTROL
 from stages.reporting.kept import EPISODES as KEPT
 from stages.reporting.kept import Run, read_kept
 from stages.reporting.results import check_evaluation
@@ -30,7 +31,7 @@ ROLLOUTS = "sft rollout"
 
 NO_EFFECT = {"__pycache__", "report.py", "reporting", "plugins.py"}
 """Parts of stages/ that do not affect results, besides EXEMPT."""
-OUTCOME_COLUMNS = ("model", "domain", "task_id", "cluster", "success")
+OUTCOME_COLUMNS = ("model", "domain", "task_id", "cluster", "panel", "success")
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,9 @@ class Inputs:
     tokenizer: Any | None
     """A `tokenizers.Tokenizer`, or None without data/models/sft."""
     outcomes: Sequence[Mapping[str, Any]] = ()
-    """OUTCOME_COLUMNS of data/evaluation/rows.parquet."""
+    """OUTCOME_COLUMNS of data/evaluation/rows.parquet, of the evaluated models."""
+    coalitions: Sequence[Mapping[str, Any]] = ()
+    """The same of teams with members replaced (evaluate.attribution)."""
     code: Mapping[str, str] = field(default_factory=dict)
     """Path below stages/ -> its hash."""
     kept: Sequence[Run] = ()
@@ -72,6 +75,8 @@ class Inputs:
     """Method -> reports/design/<method>.json."""
     uses: Mapping[str, Any] | None = None
     """reports/annotation_uses.json: the board's verdicts on uses of annotations."""
+    control: Mapping[str, Any] | None = None
+    """reports/control.json: a summary of lane control's results."""
     stored: frozenset[tuple[str, str]] = frozenset()
     """(model, domain) of the evaluation whose episodes are in data/evaluation/episodes.parquet."""
     kept_episodes: frozenset[str] = frozenset()
@@ -177,6 +182,7 @@ def load_inputs(root: Path, params: Params) -> Inputs:
             "reports/evaluation.json does not exist; run 'dvc repro evaluate' (or 'python -m stages.evaluate') first"
         )
     check_evaluation(evaluation, "reports/evaluation.json")
+    rows = optional_rows(root / "data" / "evaluation" / "rows.parquet", OUTCOME_COLUMNS)
     return Inputs(
         params=params,
         evaluation=evaluation,
@@ -185,11 +191,13 @@ def load_inputs(root: Path, params: Params) -> Inputs:
         merge=optional_json(root / "reports" / "merge.json"),
         domains={domain: load_domain_inputs(root, domain) for domain in params.domains},
         tokenizer=load_tokenizer(root / "data" / "models" / "sft"),
-        outcomes=optional_rows(root / "data" / "evaluation" / "rows.parquet", OUTCOME_COLUMNS),
+        outcomes=[row for row in rows if row["model"] in evaluation["models"]],
+        coalitions=[row for row in rows if row["model"] not in evaluation["models"]],
         code=code_hashes(root),
         kept=read_kept(root),
         designs={path.stem: optional_json(path) or {} for path in sorted((root / "reports" / "design").glob("*.json"))},
         uses=optional_json(root / "reports" / "annotation_uses.json"),
+        control=optional_json(root / CONTROL),
         stored=stored_groups(root / STORED),
         kept_episodes=frozenset(path.name for path in (root / KEPT).glob("*.parquet")),
         spread=optional_json(root / "reports" / "spread.json"),

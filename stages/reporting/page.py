@@ -8,6 +8,8 @@ from stages.reporting.blocks import Figures, Section
 from stages.reporting.episodes import Browser
 from stages.reporting.inputs import Inputs
 from stages.reporting.sections.changes import changes_section
+from stages.reporting.sections.contributions import contributions_section
+from stages.reporting.sections.control import control_section
 from stages.reporting.sections.cost import cost_section
 from stages.reporting.sections.data import curate_section, rollout_section
 from stages.reporting.sections.designs import design_section
@@ -39,8 +41,10 @@ DETAILS: Sequence[Builder] = (
     roles_section,
     tools_section,
     merge_section,
+    contributions_section,
     utilities_section,
     design_section,
+    control_section,
     provenance_section,
 )
 """The chapters after the browser, stage by stage."""

@@ -46,12 +46,13 @@ def _evaluation_work(evaluation: Mapping[str, Any]) -> Work:
 
 def _rl_work(report: Mapping[str, Any] | None, epochs: int) -> Work:
     trained, dropped = _trained(report), _at(report, "ledger/policy_tokens_dropped")
+    skipped = _at(report, "ledger/policy_tokens_skipped") or 0
     no_rollouts = _at(report, "environment_steps") == 0
     return Work(
         episodes=_at(report, "episodes"),
         environment_steps=_at(report, "environment_steps") or None,
         steps=_at(report, "steps"),
-        sampled_tokens=None if trained is None or dropped is None or no_rollouts else (trained + dropped) // epochs,
+        sampled_tokens=None if trained is None or dropped is None or no_rollouts else (trained + dropped + skipped) // epochs,
         trained_tokens=trained,
     )
 

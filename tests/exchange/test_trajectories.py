@@ -6,6 +6,7 @@ import io
 import json
 import random
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from exported_episodes import OPENING, varied
 from fuzz import mutation
 
 from stages.exchange import __main__ as command
-from stages.exchange.atif import trajectory
+from stages.exchange.atif import episode_of, trajectory
 from stages.exchange.documents import write_documents
 from stages.exchange.foreign import Item, read_items
 from stages.exchange.inspect_log import eval_log
@@ -73,6 +74,18 @@ def test_atif_holds_what_the_format_has_a_place_for(episodes: list[Episode]) -> 
     assert (thinking["steps"][1]["reasoning_content"], thinking["steps"][1]["message"]) == ("<think>east?</think>\n", "go east")
     assert [step.get("is_copied_context") for step in branch["steps"]] == [None, True, None]
     assert "metrics" not in untold["steps"][1]
+
+
+def test_atif_says_who_spoke(episodes: list[Episode]) -> None:
+    """An agent for each role; which play, and in which order, for tools that know nothing of this project."""
+    plain = trajectory(episodes[0])
+    assert plain["agent"]["name"] == "bellwether"
+    assert not {"role", "play", "moves"} & set(plain["extra"])
+    planner = replace(episodes[0], role="planner", play="t1/0", moves=[0, 2])
+    document = trajectory(planner)
+    assert document["agent"]["name"] == "bellwether (planner)"
+    assert [document["extra"][name] for name in ("role", "play", "moves")] == ["planner", "t1/0", [0, 2]]
+    assert episode_of(json.loads(json.dumps(document))) == planner
 
 
 def test_inspect_scores_outcomes_and_counts_attempts_as_epochs(episodes: list[Episode]) -> None:

@@ -196,6 +196,9 @@ def test_work_of_a_merge_that_trains(full_run: tuple[Path, Params]) -> None:
     joint = {"joint_rl": {"steps": 8, "domains": {"textworld": rl, "search": rl}}}
     expected = Work(steps=8, episodes=64, environment_steps=180, sampled_tokens=1040, trained_tokens=1000)
     assert this_run(replace(inputs, merge={**inputs.merge, **joint})).work["merge"] == expected
+    joint["joint_rl"]["domains"]["search"] = {**rl, "ledger/policy_tokens_skipped": 30}  # by the KL stop
+    found = this_run(replace(inputs, merge={**inputs.merge, **joint})).work["merge"]
+    assert found == expected.model_copy(update={"sampled_tokens": 1070})
     played = {"episodes": 10, "successes": 3, "learnt": 2, "environment_steps": 25, "sampled_tokens": 80}
     distil = {"distil": {"steps": 5, "train_loss": 0.1, "domains": {"search": played}}}
     expected = Work(steps=5, episodes=10, environment_steps=25, sampled_tokens=80)

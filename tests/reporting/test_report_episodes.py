@@ -77,6 +77,13 @@ def test_packing_keeps_every_token_owner_turn_and_policy_number():
     assert packed["advantage"] == [[1.5, 2], [-0.25, 1]]
 
 
+def test_roles_are_packed_where_there_are_some():
+    packed = pack(row("t/0/planner", 0.0, role="planner", play="t/0"), "rl step 1", "best")
+    assert (packed["role"], packed["play"]) == ("planner", "t/0")
+    for plain in (row("e", 1.0), row("e", 1.0, role="", play="")):
+        assert not {"role", "play"} & set(pack(plain, "rl step 1", "best"))
+
+
 def test_byte_limit_drops_episodes_evenly_over_sources():
     rows = [row(f"e{index}", index / 50, 60) for index in range(50)]
     browser = browser_data({"d": {"one": rows, "two": rows}}, 40, None, 0, limit=8000)

@@ -12,7 +12,7 @@ from stages.judging.contract import Candidate, Cost, Judgment, Question, Status
 from stages.judging.table import judgment_row, write_judgments
 from stages.params import Params
 from stages.records.episode import read_json, read_rows, write_json
-from stages.reporting.blocks import Table, Text
+from stages.reporting.blocks import Figures, Table, Text
 from stages.reporting.episodes import pack
 from stages.reporting.inputs import Inputs, by_episode, load_inputs
 from stages.reporting.sections.judges import judges_section, sampled
@@ -37,7 +37,7 @@ MODEL = {
     **{"kind": "reward", "labels": "program", "version": "0123", "preferences": 40},
     "held_out": {"pairs": 8.0, "accuracy": 0.875, "kappa": 0.75, "brier": 0.1, "calibration_error": 0.05, "flip_rate": 0.0},
     "labelling": {**{name: JUDGED[name] for name in ("calls", "money", "statuses", "flip_rate", "tie_rate", "position_bias")}},
-    "against_gold": {"pairs": 8.0, "accuracy": 0.8},
+    "against_gold": {"short": {"pairs": 8.0, "accuracy": 0.8}},
     "principles": {"short": {"pairs": 8.0, "accuracy": 1.0, "negated": 0.125}},
 }
 
@@ -96,10 +96,32 @@ def test_judge_models_are_shown_with_what_is_known_of_them(judged: Inputs) -> No
         "0.05",
         "0",
         "–",
-        "80.0 %",
+        "–",
     ]
     (read,) = tables(judged)["How well they read single principles"].rows
-    assert list(read) == ["search", "short", "8", "100.0 %", "12.5 %"]
+    assert list(read) == ["search", "short", "8", "100.0 %", "12.5 %", "–", "80.0 %"]
+
+
+def test_stuffing_and_rewards_from_references_are_drawn(full_run: tuple[Path, Params], tmp_path: Path) -> None:
+    """A run with rewards from references alone has the chapter, with the share of key words, words, and agreement with the gold
+    quality."""
+    root, params = full_run
+    copy = tmp_path / "run"
+    shutil.copytree(root, copy)
+    history = copy / "reports/rl/search_history.csv"
+    header, *lines = history.read_text().splitlines()
+    names = ("references_keyword_share", "references_words", "references_agreement", "references_gold")
+    extra = [f"{line},0.9,7.0,0.5,2.5" for line in lines]
+    history.write_text("\n".join([",".join((header, *names)), *extra]) + "\n")
+    found = load_inputs(copy, params)
+    titles = ("Agreement of rewards from references", "Gold quality under rewards from references", "Share of key words")
+    ends = tables(found)["First and last five steps"]
+    assert tuple(ends.header) == ("domain", *titles, "Words of an answer")
+    assert ends.rows[0][3:] == ["0.9 → 0.9", "7 → 7"]
+    section = judges_section(found)
+    assert section is not None
+    (figures,) = [block for block in section.blocks if isinstance(block, Figures)]
+    assert len(figures.drawings) == 4
 
 
 def test_gap_is_drawn_and_its_warning_shown(judged: Inputs) -> None:

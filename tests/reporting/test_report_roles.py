@@ -5,29 +5,14 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+
+from role_episodes import spoken
 
 from stages.params import Params
-from stages.records.episode import Episode, Owner, TurnRecord, episode_row
 from stages.reporting.blocks import Figures, Table
 from stages.reporting.inputs import Inputs, load_inputs
 from stages.reporting.page import render_page
-from stages.reporting.sections.roles import roles_section
-
-
-def spoken(name: str, role: str, actions: list[str], reward: float, **fields: Any) -> dict[str, Any]:
-    """An episode of `role`: 5 tokens of prompt, 2 of each action, 3 of each result, a tool call but for the last action."""
-    made = Episode(name, name, "search", name, 0, "", "", 1.0, 1.0, 0, role=role, **fields)
-    made.append(range(5), Owner.PROMPT, -1)
-    made.messages = [{"role": "user", "content": f"Prompt of {name}."}]
-    for turn, action in enumerate(actions):
-        last = turn == len(actions) - 1
-        start = len(made.token_ids)
-        made.append([1, 2], Owner.POLICY, turn, [-1.0, -1.0])
-        made.turns.append(TurnRecord(action, "", True, reward if last else 0.0, float(not last), "", action, start, start + 2))
-        made.append([] if last else [7, 8, 9], Owner.ENVIRONMENT, turn)
-    made.reward = reward
-    return {**episode_row(made), "reward_terms": "{}", "advantages": [0.0] * len(made.token_ids)}
+from stages.reporting.sections.roles import cost_table, prompt_table, roles_section
 
 
 def with_roles(inputs: Inputs) -> Inputs:
@@ -71,6 +56,28 @@ def test_costs_reasons_and_quotes_by_hand(full_run: tuple[Path, Params]) -> None
     assert [row[0] for row in said.rows] == ["proposer", "solver", "solver"]
     assert said.rows[0][1] == "Prompt of propose-20."
     assert said.rows[0][2] == "search heir Kelmar → question Who is the heir of <b>Dorvin</b>?"
+
+
+def test_calls_of_priced_tools_are_counted_beside_what_they_cost() -> None:
+    """Two calls that cost 90 and 10 are 2 calls; a planner, whose texts are no actions, has none."""
+    solver = spoken("t/0", "solver", ["ask large", "ask small", "answer y"], 1.0, play="t/0", moves=[1, 2, 3])
+    solver["turns"] = [{**turn, "cost": cost} for turn, cost in zip(solver["turns"], (90.0, 10.0, 0.0), strict=True)]
+    solver["reward_terms"] = '{"correct": 1.0, "calls/large": 1.0, "calls/small": 1.0}'
+    planner = spoken("t/0/planner", "planner", ["plan"], 0.0, play="t/0", moves=[0])
+    table = cost_table({1: [solver, planner]})
+    shown = {row[1]: dict(zip(table.header, row, strict=True)) for row in table.rows}
+    assert {role: (row["tool calls"], row["cost of calls"]) for role, row in shown.items()} == {
+        "planner": ("0", "0"),
+        "solver": ("2", "100"),
+    }
+
+
+def test_prompts_of_roles_are_listed_with_their_hashes() -> None:
+    table = prompt_table({"team": {"roles": ["planner", "solver"], "prompts": {"planner.txt": "ab" * 32}}})
+    assert table is not None
+    assert [list(row) for row in table.rows] == [["planner.txt", "ab" * 32]]
+    assert prompt_table({"team": {"roles": ["solver"], "prompts": {}}}) is None
+    assert prompt_table({}) is None
 
 
 def test_plays_of_several_roles_are_quoted_in_the_order_of_their_moves(full_run: tuple[Path, Params]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from role_episodes import spoken, team_rows
 
 from stages.evaluation.panels import EVALUATION_SCHEMA
 from stages.evaluation.stored_episodes import packed, played_groups, write_played
@@ -108,6 +109,21 @@ def test_index_has_a_value_per_episode_and_leads_back_to_it(full_run) -> None:
         assert packed_group["refused"] == [sum(not turn["accepted"] for turn in row["turns"]) for row in group.rows]
         assert [packed_group["stops"][place] for place in packed_group["stop"]] == [row["stop_reason"] for row in group.rows]
         assert packed_group["terms"]["exact_match"] == [row["reward"] for row in group.rows]
+
+
+def test_roles_and_plays_are_in_the_index_and_moves_in_the_file(full_run) -> None:
+    """Contract: only groups with roles have these columns and parts."""
+    rows = [*team_rows("t/0"), {**spoken("else", "", ["x"], 0.0), "task_id": "t"}]
+    group = Group("search", "rl step 1", "training", rows)
+    (columns,) = index_json([index_group(group, [])])["groups"]
+    assert columns["roles"] == ["", "planner", "solver"]
+    assert (columns["role"], columns["id"], columns["play"]) == ([2, 1, 0], ["/0", "/0/planner", "=else"], ["/0", "/0", ""])
+    episodes = loaded(pack_group(group))["episodes"]
+    assert [episode[5:] for episode in episodes] == [[None, [1, 3]], [None, [0, 2]], []]
+    root, params = full_run
+    for other in groups_of(root, load_inputs(root, params)):
+        assert not {"roles", "role", "play"} & set(index_group(other, []).columns)
+        assert all(len(episode) <= 6 for episode in loaded(pack_group(other))["episodes"])
 
 
 def test_hostile_text_stays_text(full_run, tmp_path: Path) -> None:

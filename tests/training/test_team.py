@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from safetensors.torch import load_file
 
 from stages.agent.policy import load_policy, policy_hash
 from stages.agent.team import read_team
+from stages.claims.experiment import load_experiment
 from stages.engine.adapters import Adapter
+from stages.engine.torch_engine import TorchEngine
 from stages.evaluation.team_episodes import team_hash
 from stages.records.episode import read_rows
 from training.toys import KilledError, kill_at_step, outputs, read_history, run
@@ -22,6 +26,7 @@ RL: dict[str, Any] = {
 }
 LORA = {"lora": {"rank": 2, "alpha": 4, "targets": ["q_proj", "v_proj"]}}
 FOLDER = "data/models/rl/toy"
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def model_of(tiny_policy: Path, **keys: Any) -> dict[str, Any]:
@@ -62,8 +67,35 @@ def test_adapters_on_a_shared_base_resume_to_the_same_bytes(make_context, tiny_p
     samples = read_rows(whole.root / "data/rl/toy/samples.parquet")
     assert {(sample["role"], tuple(sample["moves"])) for sample in samples} == {("planner", (0, 2)), ("solver", (1, 3))}
     assert all(sample["play"] == sample["episode_id"].removesuffix("/planner") for sample in samples)
-    trained = sum(sum(owner == 1 for owner in sample["owner"]) for sample in samples) * RL["epochs"]
-    assert report["ledger/policy_tokens_trained"] == trained, "both agents' tokens, once per epoch"
+    written = sum(sum(owner == 1 for owner in sample["owner"]) for sample in samples) * RL["epochs"]
+    trained, skipped = (report[f"ledger/policy_tokens_{what}"] for what in ("trained", "skipped"))
+    assert trained + skipped == written, "both agents' tokens, once per epoch"
+    assert (skipped > 0) == any(row["planner/skipped"] + row["solver/skipped"] > 0 for row in rows)
+
+
+def test_one_engine_plays_all_roles_on_a_base(make_context, tiny_policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: one engine, with one cache, for roles that share their weights and for adapters on a shared base; roles with all
+    weights of their own have an engine each. The same bytes come from an engine for each adapter."""
+    made: list[TorchEngine] = []
+    make = TorchEngine.__init__
+
+    def counted(self: TorchEngine, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        made.append(self)
+
+    monkeypatch.setattr(TorchEngine, "__init__", counted)
+    whole, lora = model_of(tiny_policy), model_of(tiny_policy, **LORA)
+    runs = {"adapters": (lora, {}), "shared": (whole, {"weights": "shared"}), "own": (whole, {}), "apart": (lora, {})}
+    engines, found = {}, {}
+    for name, (model, team) in runs.items():
+        if name == "apart":
+            monkeypatch.setattr("stages.training.rl.team.share_base", lambda *_: False)
+        context = make_context("rl", name, rl={**RL, "steps": 1, "epochs": 1, "team": team}, model=model)
+        run(context)
+        engines[name], found[name] = len(made), outputs(context.root)
+        made.clear()
+    assert engines == {"adapters": 1, "shared": 1, "own": 2, "apart": 2}
+    assert found["adapters"] == found["apart"] != found["own"]
 
 
 def test_agent_by_agent_leaves_the_other_adapter_as_it_is(make_context, tiny_policy: Path) -> None:
@@ -83,6 +115,24 @@ def test_agent_by_agent_leaves_the_other_adapter_as_it_is(make_context, tiny_pol
         **{("turns", "planner"): True, ("turns", "solver"): False},
         **{("tokens", "planner"): False, ("tokens", "solver"): True},
     }
+
+
+def test_the_experiments_untrained_team_is_the_start(make_context, tiny_policy: Path) -> None:
+    """Contract: the arm of the board's experiment plays and fits the critic, and leaves the weights of both members as they are;
+    all arms train adapters on a shared base."""
+    experiment = load_experiment(ROOT / "reports/claims/marft.yaml")
+    arm = experiment.arms["untrained"]["rl"]
+    context = make_context("rl", rl={**RL, "steps": 8, **arm}, model=model_of(tiny_policy, **LORA))
+    rows = run(context)
+    assert len(rows) < 8
+    assert all(row["critic_loss"] > 0 and "grad_norm" not in row for row in rows)
+    for folder in (context.root / FOLDER, context.root / FOLDER / "agents/planner"):
+        factors = load_file(folder / "adapter_model.safetensors")
+        assert not any(bool(value.any()) for name, value in factors.items() if "lora_B" in name)
+    lora = {"rank": 8, "alpha": 16, "targets": ["q_proj", "v_proj"]}
+    assert experiment.shared["model"]["lora"] == lora
+    assert not any("model" in changes for changes in experiment.arms.values())
+    assert yaml.safe_load((ROOT / "profiles/methods/marft.yaml").read_text())["model"]["lora"] == lora
 
 
 PPO: dict[str, Any] = {
@@ -105,6 +155,10 @@ def test_a_team_of_one_is_ppo(make_context, tiny_policy: Path) -> None:
     expected, rows = run(ppo), run(ours)
     assert [{name: row[name] for name in expected[0]} for row in rows] == expected
     assert any(0 < row["skipped"] < 1 for row in rows), "minibatches after the first have drifted"
+    report = json.loads((ours.root / "reports/rl/toy.json").read_text())
+    counts = [report[f"ledger/policy_tokens_{what}"] for what in ("trained", "skipped", "dropped")]
+    assert all(counts[:2])
+    assert sum(counts) == RL["epochs"] * sum(round(row["policy_tokens"] * row["episodes"]) for row in rows)
     weights = [load_file(context.root / FOLDER / "model.safetensors") for context in (ppo, ours)]
     assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
 
@@ -118,6 +172,8 @@ def test_shared_weights_are_trained_once_on_all_texts(make_context, tiny_policy:
     assert not (context.root / FOLDER / "agents").exists()
     assert policy_hash(context.root / FOLDER) != policy_hash(tiny_policy)
     report = json.loads((context.root / "reports/rl/toy.json").read_text())
+    planner = hashlib.sha256((ROOT / "data/raw/prompts/planner.txt").read_bytes()).hexdigest()
+    assert report["team"] == {"roles": ["planner", "solver"], "prompts": {"planner.txt": planner}}
     written = (row["planner/policy_tokens"] + row["solver/policy_tokens"]) * row["episodes"]
     assert report["ledger/policy_tokens_trained"] == pytest.approx(written)
     assert "planner/loss" not in row

@@ -23,6 +23,11 @@ PANELS = (
     ("judge_score", "Judge's score", "Mean score of the step's episodes."),
     ("judge_flip_rate", "Verdicts that depend on the order", "Share of pairs asked in both orders."),
     ("judge_failures", "Failed judgments", "Share of nonsense, refusals, time-outs, rate limits and errors."),
+    ("references_agreement", "Agreement of rewards from references", "Rank correlation with the gold quality inside groups."),
+    ("references_gold", "Gold quality under rewards from references", "As above."),
+    ("references_keyword_share", "Share of key words", "Words of an answer that belong to key words: it rises where a policy "
+     "learns to list them."),
+    ("references_words", "Words of an answer", "Mean of the step's episodes."),
     ("verifier_gap", "Verifier's gap", "As above, of a verifier that compares with references."),
     ("verifier_false_positive_rate", "False positives", "Share of the environment's failures that the verifier accepts."),
 )  # fmt: skip
@@ -58,6 +63,11 @@ def _labelling(given: DomainInputs) -> Mapping[str, Any] | None:
     return {"judge": model["labels"], **model["labelling"]} if "labelling" in model else None
 
 
+def _gold(model: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Agreement with what is known of the answers, of the labels and of the model; by principle if there are some."""
+    return [one.get("against_gold", {}) for one in (model.get("labelling", {}), model)]
+
+
 def _models(domains: Mapping[str, DomainInputs]) -> list[Block]:
     """What is known of judge models on held-out tasks, before they are believed."""
     rows, read = [], []
@@ -70,10 +80,11 @@ def _models(domains: Mapping[str, DomainInputs]) -> list[Block]:
         rows.append(
             [domain, model["kind"], model["labels"], model["version"], number(model["preferences"]), number(held["pairs"])]
             + [number(held.get(name)) for name in names]
-            + [percent(one.get("against_gold", {}).get("accuracy")) for one in (model.get("labelling", {}), model)]
+            + [percent(one.get("accuracy")) for one in _gold(model)]
         )
         for name, one in model.get("principles", {}).items():
-            read.append([domain, name, number(one["pairs"]), percent(one["accuracy"]), percent(one["negated"])])
+            right = [percent(found.get(name, {}).get("accuracy")) for found in _gold(model)]
+            read.append([domain, name, number(one["pairs"]), percent(one["accuracy"]), percent(one["negated"]), *right])
     if not rows:
         return []
     header = ("domain", "kind", "labels", "version", "preferences", "held-out pairs", "accuracy", "kappa", "alpha", "Brier score")
@@ -82,7 +93,7 @@ def _models(domains: Mapping[str, DomainInputs]) -> list[Block]:
         Table("Judge models, on held-out tasks", (*header, "calibration error", "order flips", *gold), rows, text_columns=4)
     ]
     if read:
-        columns = ("domain", "principle", "pairs", "right", "same verdict when it reads the negation")
+        columns = ("domain", "principle", "pairs", "right", "same verdict when it reads the negation", *gold)
         blocks.append(Table("How well they read single principles", columns, read, text_columns=2))
     return blocks
 

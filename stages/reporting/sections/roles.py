@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stages.records.episode import Owner
+from stages.records.tools import calls_by_tool
 from stages.reporting.blocks import Block, Figures, Heading, Section, Table, draw, number
 from stages.reporting.figures.curves import has_column, rl_panel
 from stages.reporting.figures.data import short
 from stages.reporting.inputs import DomainInputs, History, Inputs
 from stages.reporting.sections.learning import first_and_last
 from stages.reporting.style import domain_colour
+from stages.reporting.viewer.index import terms_of
 
 INTRO = (
     "Episodes of training belong to roles, which one policy plays or several adapters do. The tables are about the first and the "
@@ -45,9 +47,21 @@ def _mean(values: Sequence[float]) -> str:
     return number(round(sum(values) / len(values), 2)) if values else "–"
 
 
+def _spent(row: Row) -> float:
+    return sum(turn["cost"] for turn in row["turns"])
+
+
+def _calls(row: Row) -> float:
+    """Calls in an episode: by the terms of priced tools; without them, what it cost (stages/records/tools.py)."""
+    by_tool = calls_by_tool(terms_of(row))
+    return sum(by_tool.values()) if by_tool else _spent(row)
+
+
 def cost_table(steps: Mapping[int, Sequence[Row]]) -> Table:
-    """A row per step and role: episodes, and means per episode of turns, tokens written and read, tool calls and reward."""
+    """A row per step and role: episodes, and means per episode of turns, tokens written and read, tool calls, their cost if tools
+    have prices, and reward."""
     lines = []
+    priced = any(calls_by_tool(terms_of(row)) for rows in steps.values() for row in rows)
     for step, rows in steps.items():
         for role in sorted({row["role"] for row in rows}):
             own = [row for row in rows if row["role"] == role]
@@ -56,11 +70,13 @@ def cost_table(steps: Mapping[int, Sequence[Row]]) -> Table:
                 [
                     *(number(step), role, number(len(own)), _mean([len(row["turns"]) for row in own]), _mean(written)),
                     _mean([len(row["token_ids"]) - count for row, count in zip(own, written, strict=True)]),
-                    _mean([sum(turn["cost"] for turn in row["turns"]) for row in own]),
+                    _mean([_calls(row) for row in own]),
+                    *([_mean([_spent(row) for row in own])] if priced else []),
                     _mean([row["reward"] for row in own]),
                 ]
             )
-    header = ("step", "role", "episodes", "turns", "tokens written", "tokens read", "tool calls", "reward")
+    spending = ("tool calls", "cost of calls") if priced else ("tool calls",)
+    header = ("step", "role", "episodes", "turns", "tokens written", "tokens read", *spending, "reward")
     return Table("Who spoke, and what it cost (means per episode)", header, lines, text_columns=2)
 
 
@@ -69,6 +85,13 @@ def gate_table(history: History) -> Table | None:
     names = [name for name in history if name.startswith("gate/") and any(value > 0 for value in history[name])]
     rows = [[name.removeprefix("gate/").replace("_", " "), first_and_last(history, name)] for name in names]
     return Table("Why proposals failed (first and last five steps)", ("reason", "share"), rows) if rows else None
+
+
+def prompt_table(report: Mapping[str, Any]) -> Table | None:
+    """The files of prompts that the roles of rl's report have, with their hashes; None if there are none."""
+    prompts = {name: sha256 for key in ("self_play", "team") for name, sha256 in report.get(key, {}).get("prompts", {}).items()}
+    rows = [[name, sha256] for name, sha256 in sorted(prompts.items())]
+    return Table("Prompts of roles (files of data/raw/prompts)", ("file", "SHA-256"), rows, text_columns=2) if rows else None
 
 
 def quotes(rows: Sequence[Row]) -> Table:
@@ -115,5 +138,7 @@ def roles_section(inputs: Inputs) -> Section | None:
         blocks: list[Block] = [Heading(domain), cost_table(ends)]
         if domain in histories and (gate := gate_table(histories[domain])) is not None:
             blocks.append(gate)
+        if (prompts := prompt_table(inputs.domains[domain].rl or {})) is not None:
+            blocks.append(prompts)
         section.blocks += [*blocks, quotes(steps[max(steps)])]
     return section

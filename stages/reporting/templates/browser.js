@@ -44,7 +44,7 @@
       item.setAttribute("role", "option");
       item.id = "episode-" + index;
       item.appendChild(element("span", "mark " + episode.outcome, MARKS[episode.outcome]));
-      item.appendChild(document.createTextNode(" " + episode.domain + ", " + episode.source + ", " + episode.turns.length + (episode.turns.length === 1 ? " turn" : " turns")));
+      item.appendChild(document.createTextNode(" " + episode.domain + ", " + episode.source + (episode.role ? ", " + episode.role : "") + ", " + episode.turns.length + (episode.turns.length === 1 ? " turn" : " turns")));
       item.appendChild(element("span", "task", episode.task));
       item.addEventListener("click", function () { select(index); });
       list.appendChild(item);
@@ -110,6 +110,8 @@
     facts.textContent = "";
     var rows = [["outcome", current.outcome], ["return", format(current.reward, 2)], ["turns", current.turns.length], ["tokens", current.ids.length],
       ["stop reason", current.stop], ["selected as", current.pick], ["policy", current.policy]];
+    if (current.role) rows.push(["role", current.role]);
+    if (current.play) rows.push(["play", current.play]);
     Object.keys(current.terms).sort().forEach(function (name) { rows.push([name, format(current.terms[name], 2)]); });
     rows.forEach(function (row, place) {
       if (place) facts.appendChild(document.createTextNode("  ·  "));
@@ -140,7 +142,8 @@
     var count = 0;
     current.messages.forEach(function (message) {
       var box = element("div", "message " + (message[0] === "assistant" ? "assistant" : "other"));
-      var title = { assistant: "policy", user: "environment", system: "system" }[message[0]] || message[0];
+      var policy = "policy" + (current.role ? " (" + current.role + ")" : "");
+      var title = { assistant: policy, user: "environment", system: "system" }[message[0]] || message[0];
       var heading = element("b", "", title), facts = message[0] === "assistant" && current.turns[count++];
       if (facts) {
         box.dataset.turn = count;

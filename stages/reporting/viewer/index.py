@@ -41,14 +41,27 @@ def terms_of(row: Row) -> Mapping[str, float]:
     return json.loads(terms) if isinstance(terms, str) else terms
 
 
-def short_id(row: Row) -> str:
-    """The episode's id without its task's at the start; "=" and the id if it does not start so."""
-    name, task = row["episode_id"], row["task_id"]
+def short_id(row: Row, column: str = "episode_id") -> str:
+    """The episode's id, or another's in `column`, without its task's at the start; "=" and the id if it does not start so."""
+    name, task = row[column], row["task_id"]
     return name.removeprefix(task) if name.startswith(task) and name != task else f"={name}"
 
 
+def role_columns(rows: Sequence[Row]) -> dict[str, Any]:
+    """`role` (places in `roles`) and `play` (shortened as `id` is; "" outside plays), if an episode has a role."""
+    roles = sorted({row.get("role") or "" for row in rows})
+    if not any(roles):
+        return {}
+    return {
+        "roles": roles,
+        "role": [roles.index(row.get("role") or "") for row in rows],
+        "play": [short_id(row, "play") if row.get("play") else "" for row in rows],
+    }
+
+
 def columns_of(rows: Sequence[Row]) -> dict[str, Any]:
-    """`outcome` (digits: places in OUTCOMES), `stop` (places in `stops`), numbers, and reward `terms` by name (null: absent)."""
+    """`outcome` (digits: places in OUTCOMES), `stop` (places in `stops`), numbers, reward `terms` by name (null: absent), and
+    `role_columns`."""
     stops = sorted({row["stop_reason"] for row in rows})
     given = [terms_of(row) for row in rows]
     names = sorted({name for terms in given for name in terms})
@@ -64,6 +77,7 @@ def columns_of(rows: Sequence[Row]) -> dict[str, Any]:
         "terms": {name: [rounded(terms.get(name)) for terms in given] for name in names},
         "policy": sorted({row["policy_hash"] for row in rows}),
         "trained": any(row.get("advantages") is not None for row in rows),
+        **role_columns(rows),
     }
 
 

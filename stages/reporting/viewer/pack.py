@@ -57,14 +57,16 @@ def spans_of(row: Row) -> list[tuple[tuple[int, ...], int, int]]:
 
 
 def pack_episode(row: Row, texts: Interned, spans: Interned) -> list[Any]:
-    """[messages, turns, spans, log-probabilities, advantages, and step credit by turn if the row has it].
+    """[messages, turns, spans, log-probabilities, advantages, and, where the row has them, step credit by turn (null without) and
+    the turns' places in their play].
 
     messages: [role's text, content's text, ...]; turns: [action, observation, state, accepted, reward, cost] each; spans: [ids,
     owner, turn] each; log-probabilities and advantages (as runs; null if not trained on): of policy tokens. Texts, states and ids
     are places in `texts` and `spans`.
     """
     policy = [place for place, owner in enumerate(row["owner"]) if owner == Owner.POLICY]
-    advantages, credit = row.get("advantages"), row.get("credit")
+    advantages, credit, moves = row.get("advantages"), row.get("credit"), row.get("moves")
+    credited = None if credit is None else [rounded(value) for value in credit]
     return [
         [texts(message[part]) for message in row["messages"] for part in ("role", "content")],
         [
@@ -81,7 +83,7 @@ def pack_episode(row: Row, texts: Interned, spans: Interned) -> list[Any]:
         [[spans(ids), owner, turn] for ids, owner, turn in spans_of(row)],
         [round(DIGITS * row["logprob"][place]) for place in policy],
         None if advantages is None else runs(rounded(advantages[place]) for place in policy),
-        *([] if credit is None else [[rounded(value) for value in credit]]),
+        *([credited, list(moves)] if moves else [] if credit is None else [credited]),
     ]
 
 

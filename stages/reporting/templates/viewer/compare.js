@@ -13,7 +13,7 @@ viewer.views.compare = (function () {
   }
 
   function row(item, pair) {
-    item.append(element("span", "mark " + pair.a.outcome, page.MARKS[pair.a.outcome]), "→ ", element("span", "mark " + pair.b.outcome, page.MARKS[pair.b.outcome]), " " + pair.change + ", " + pair.a.turns + " and " + pair.b.turns + " turns", element("span", "task", pair.a.task + ", attempt " + pair.a.attempt));
+    item.append(element("span", "mark " + pair.a.outcome, page.MARKS[pair.a.outcome]), "→ ", element("span", "mark " + pair.b.outcome, page.MARKS[pair.b.outcome]), " " + pair.change + ", " + pair.a.turns + " and " + pair.b.turns + " turns", element("span", "task", pair.a.task + (pair.a.role ? ", " + pair.a.role : "") + ", attempt " + pair.a.attempt));
   }
 
   function group(name) {

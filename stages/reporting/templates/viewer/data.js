@@ -13,12 +13,15 @@ const viewer = (function () {
     group.byPair = {};
     const attempts = {};
     group.id.forEach(function (short, place) {
-      const task = tasks[group.domain][group.task[place]], ordinal = attempts[task] = (attempts[task] || 0) + 1;
+      const task = tasks[group.domain][group.task[place]], whole = function (name) { return name.charAt(0) === "=" ? name.slice(1) : task + name; };
+      const id = whole(short), role = group.roles ? group.roles[group.role[place]] : "", play = group.play && group.play[place] ? whole(group.play[place]) : "";
+      // Members of a team that do not act have attempts of their own: those of the acting one pair with other sources'.
+      const acts = !play || play === id, counted = task + (acts ? "" : "\n" + role), ordinal = attempts[counted] = (attempts[counted] || 0) + 1;
       const entry = {
-        group: group, place: place, domain: group.domain, source: group.source, task: task, attempt: ordinal,
-        id: short.charAt(0) === "=" ? short.slice(1) : task + short, outcome: index.outcomes[group.outcome[place]],
+        group: group, place: place, domain: group.domain, source: group.source, task: task, attempt: ordinal, role: role, play: play, acts: acts,
+        id: id, outcome: index.outcomes[group.outcome[place]],
         stop: group.stops[group.stop[place]], turns: group.turns[place], refused: group.refused[place], tokens: group.tokens[place],
-        reward: group.reward[place], pair: task + "#" + ordinal
+        reward: group.reward[place], pair: counted + "#" + ordinal
       };
       group.entries.push(entry);
       group.byPair[entry.pair] = entry;
@@ -99,6 +102,7 @@ const viewer = (function () {
       turn.logprob = own.reduce(function (sum, token) { return sum + token.logprob; }, 0);
       if (advantages && own.length) turn.advantage = own.reduce(function (sum, token) { return sum + (token.advantage || 0); }, 0) / own.length;
     });
+    if (packed[6]) turns.forEach(function (turn, number) { turn.move = packed[6][number] + 1; });
     credit(turns, values[entry.domain] || {}, packed[5]);
     return { entry: entry, messages: messages, turns: turns, tokens: tokens, trained: Boolean(advantages), credited: turns.some(function (turn) { return turn.credit !== undefined; }) };
   }
@@ -120,6 +124,7 @@ const viewer = (function () {
   // A turn's numbers in words.
   function numbers(step) {
     const parts = [];
+    if (step.move) parts.push("move " + step.move + " of the play");
     if (!step.accepted) parts.push("refused");
     if (step.reward) parts.push("reward " + page.format(step.reward, 2));
     if (step.tokens.some(function (token) { return token.logprob; })) parts.push("log-probability " + signed(step.logprob, 2) + " (" + signed(step.logprob / step.tokens.length, 2) + " per token)");

@@ -28,8 +28,10 @@ viewer.episodeView = function (article, moved) {
     const entry = shown.entry, terms = entry.group.terms, rows = [["outcome", entry.outcome], ["return", format(entry.reward, 2)], ["turns", entry.turns],
       ["refused", entry.refused], ["tokens", entry.tokens], ["stop reason", entry.stop], ["played by", entry.source]];
     Object.keys(terms).forEach(function (name) { if (terms[name][entry.place] !== null) rows.push([name, format(terms[name][entry.place], 2)]); });
+    if (entry.role) rows.push(["role", entry.role]);
     facts.textContent = "";
     rows.forEach(function (row) { facts.append(row[0] + " ", element("b", "", String(row[1])), "  ·  "); });
+    if (entry.play) company(entry);
     facts.append("episode ", link(entry.id, 0), "  ·  ", viewer.link("side by side", beside(entry)), "  ·  ", viewer.link("paths of the task", { tab: "paths", domain: entry.domain, task: entry.task }));
     if (viewer.trace) viewer.trace(entry).then(function (address) {
       if (!address || !shown || shown.entry !== entry) return;
@@ -47,6 +49,15 @@ viewer.episodeView = function (article, moved) {
     });
   }
 
+  // Links to the episodes of the others in the same play.
+  function company(entry) {
+    facts.append("play with ");
+    entry.group.entries.filter(function (other) { return other.play === entry.play && other !== entry; }).forEach(function (other, place) {
+      facts.append(place ? ", " : "", viewer.link(other.role, { source: other.source, episode: other.id }));
+    });
+    facts.append("  ·  ");
+  }
+
   function beside(entry) {
     const others = viewer.index.groups.filter(function (group) { return group.domain === entry.domain && group !== entry.group && group.byPair[entry.pair]; });
     return { tab: "compare", domain: entry.domain, a: others.length ? others[others.length - 1].source : "", b: entry.source, task: entry.task, attempt: entry.attempt };
@@ -56,7 +67,8 @@ viewer.episodeView = function (article, moved) {
     let count = 0;
     shown.messages.forEach(function (message) {
       const own = message.role === "assistant", box = element("div", "message " + (own ? "assistant" : "other"));
-      const heading = element("b", "", { assistant: "policy", user: "environment", system: "system" }[message.role] || message.role);
+      const policy = "policy" + (shown.entry.role ? " (" + shown.entry.role + ")" : "");
+      const heading = element("b", "", { assistant: policy, user: "environment", system: "system" }[message.role] || message.role);
       const step = own && shown.turns[count++];
       if (step) {
         box.dataset.turn = count;

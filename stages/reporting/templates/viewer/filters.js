@@ -1,7 +1,7 @@
 // Filters over all episodes, the text search among them.
 viewer.filters = (function () {
   "use strict";
-  const FIELDS = ["domain", "source", "outcome", "stop", "pattern", "refused", "turns_from", "turns_to", "term", "term_from", "term_to", "text", "sort"];
+  const FIELDS = ["domain", "source", "role", "outcome", "stop", "pattern", "refused", "turns_from", "turns_to", "term", "term_from", "term_to", "text", "sort"];
   const lowered = {};
 
   function term(entry, name) {
@@ -17,7 +17,7 @@ viewer.filters = (function () {
 
   // The test that the index alone decides; `values` are the form's.
   function matches(entry, values) {
-    return ["domain", "source", "outcome", "stop"].every(function (name) { return !values[name] || entry[name] === values[name]; })
+    return ["domain", "source", "role", "outcome", "stop"].every(function (name) { return !values[name] || entry[name] === values[name]; })
       && (!values.pattern || Boolean((entry.group.hits[values.pattern] || {})[entry.place]))
       && (!values.refused || (values.refused === "0" ? entry.refused === 0 : entry.refused >= Number(values.refused)))
       && within(entry.turns, values.turns_from, values.turns_to) && within(term(entry, values.term), values.term_from, values.term_to);

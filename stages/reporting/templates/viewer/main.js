@@ -7,7 +7,7 @@
   let turn = 0, asked = 0, waiting = 0;
 
   function row(item, entry) {
-    item.append(page.element("span", "mark " + entry.outcome, page.MARKS[entry.outcome]), " " + entry.source + ", " + entry.turns + (entry.turns === 1 ? " turn" : " turns") + (entry.refused ? ", " + entry.refused + " refused" : ""), page.element("span", "task", entry.domain + ": " + entry.task));
+    item.append(page.element("span", "mark " + entry.outcome, page.MARKS[entry.outcome]), " " + entry.source + (entry.role ? ", " + entry.role : "") + ", " + entry.turns + (entry.turns === 1 ? " turn" : " turns") + (entry.refused ? ", " + entry.refused + " refused" : ""), page.element("span", "task", entry.domain + ": " + entry.task));
   }
 
   function values() {
@@ -79,8 +79,8 @@
 
   // What the filters offer, and which tabs there are. Kept choices stay.
   function offer() {
-    const FILTERS = { domain: viewer.domains, source: [], outcome: viewer.index.outcomes, stop: [], pattern: [] };
-    viewer.index.groups.forEach(function (group) { FILTERS.source.push(group.source); FILTERS.stop.push.apply(FILTERS.stop, group.stops); FILTERS.pattern.push.apply(FILTERS.pattern, Object.keys(group.hits)); });
+    const FILTERS = { domain: viewer.domains, source: [], role: [], outcome: viewer.index.outcomes, stop: [], pattern: [] };
+    viewer.index.groups.forEach(function (group) { FILTERS.source.push(group.source); FILTERS.role.push.apply(FILTERS.role, (group.roles || []).filter(Boolean)); FILTERS.stop.push.apply(FILTERS.stop, group.stops); FILTERS.pattern.push.apply(FILTERS.pattern, Object.keys(group.hits)); });
     FILTERS.pattern.sort(function (a, b) { return viewer.index.order.indexOf(a) - viewer.index.order.indexOf(b); });
     Object.keys(FILTERS).forEach(function (name) {
       const select = form.elements[name], before = select.value;
@@ -89,6 +89,7 @@
       select.value = before;
       if (select.selectedIndex < 0) select.value = "";
     });
+    form.elements.role.parentElement.hidden = !FILTERS.role.length;
     viewer.refill(form.elements.term, viewer.unique(["return"].concat(viewer.index.groups.flatMap(function (group) { return Object.keys(group.terms); }))));
     ["compare", "patterns", "paths"].forEach(function (name) { viewer.refill(document.querySelector("#view-" + name + " [name=domain]"), viewer.domains); });
     document.getElementById("total").textContent = viewer.entries.length ? viewer.entries.length.toLocaleString("en") + " episodes of " + viewer.domains.join(" and ") + ", token for token." : "What is training in this checkout.";

@@ -13,7 +13,7 @@ viewer.views.paths = (function () {
   }
 
   function of(side, task) {
-    return groups(side).flatMap(function (group) { return group.entries.filter(function (entry) { return entry.task === task; }); });
+    return groups(side).flatMap(function (group) { return group.entries.filter(function (entry) { return entry.acts && entry.task === task; }); });
   }
 
   function solved(entries) { return entries.filter(function (entry) { return entry.outcome === "success"; }).length; }
@@ -23,7 +23,7 @@ viewer.views.paths = (function () {
     const found = {};
     SIDES.forEach(function (side) {
       groups(side).forEach(function (group) {
-        group.entries.forEach(function (entry) {
+        group.entries.filter(function (entry) { return entry.acts; }).forEach(function (entry) {
           const one = found[entry.task] = found[entry.task] || { left: [], right: [] };
           one[side].push(entry);
         });

@@ -1,0 +1,52 @@
+"""Chapter on lane control: value learning on small problems, which is no part of the run but of the same checkout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stages.reporting.blocks import Block, Section, Table, number
+from stages.reporting.control_summary import LANE
+from stages.reporting.inputs import Inputs
+
+INTRO = (
+    "Value learning on small problems without a language model (docs/control.md). Ends of runs are interquartile means over "
+    "seeds of the return in the second half of the evaluations, with 95 % intervals (where these are not stored, means of the "
+    "last evaluation with their range), beside the probability that a run ends higher than one of the method that it is compared "
+    f"with. Over-estimation is of critics on the policy's actions. From {LANE}."
+)
+
+
+def bounded(found: Mapping[str, float] | None) -> str:
+    """A value with its interval, or with the range over seeds."""
+    if found is None:
+        return "–"
+    value, low, high = (number(float(found[name])) for name in ("mean", "lowest", "highest"))
+    return value if low == high else f"{value} ({low} to {high})"
+
+
+def control_section(inputs: Inputs) -> Section | None:
+    """None without results of the lane."""
+    methods: list[Mapping[str, Any]] = list((inputs.control or {}).get("methods", []))
+    played = [one for one in methods if one["played"]]
+    exact = [(one, name, found) for one in methods for name, found in one["figures"].items()]
+    blocks: list[Block] = []
+    if played:
+        rows = [
+            [
+                *(one["method"], one["task"], bounded(one["end"])),
+                "–" if one["improvement"] is None else f"{bounded(one['improvement'])} over {one['baseline']}",
+                bounded(one["overestimation"]),
+            ]
+            for one in played
+        ]
+        columns = ("method", "task", "end of runs", "P(ends higher)", "over-estimation (range over seeds)")
+        blocks.append(Table("Methods that play, or learn from data", columns, rows, text_columns=2))
+    if exact:
+        lines = [
+            [one["method"], one["problem"].replace("_", " "), name.replace("_", " "), bounded(found)]
+            for one, name, found in exact
+        ]
+        header = ("method", "problem", "figure", "mean (range over seeds)")
+        blocks.append(Table("Exact worlds", header, lines, text_columns=3, folded=True))
+    return Section("control", "Lane control", INTRO, blocks) if blocks else None

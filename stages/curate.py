@@ -19,7 +19,8 @@ from stages.curation.settings import Curate
 from stages.curation.source import read_source
 from stages.environments.protocol import Domain
 from stages.environments.registry import open_domain
-from stages.records.episode import PREFERENCE_SCHEMA, write_episodes, write_json, write_table, write_tasks
+from stages.records.episode import write_episodes, write_json, write_table, write_tasks
+from stages.records.preferences import PREFERENCE_SCHEMA
 from stages.records.task import SPLITS, Split, Task
 from stages.runtime.stage import StageContext, stage_run
 from stages.tracking import open_tracker

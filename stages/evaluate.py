@@ -2,17 +2,20 @@
 tasks: evaluate.split). Models that select actions with a learnt scorer play the panels of the domains that have one.
 
 data/curated/<domain> and data/transfer/<domain> (panel.json, tasks, worlds), the models and their scorers
-(data/models/q/<domain>, data/models/rl/<domain>/value) -> data/evaluation/rows.parquet (one row per model, task and attempt), the
-episodes behind them (data/evaluation/episodes.parquet), reports/evaluation.json, reports/evaluation.csv, reports/metrics.json.
+(data/models/q/<domain>, data/models/rl/<domain>/value) -> data/evaluation/rows.parquet (one row per model, task and attempt, and
+of teams with members replaced if evaluate.attribution is set), the episodes behind them (data/evaluation/episodes.parquet,
+without those of such teams), reports/evaluation.json, reports/evaluation.csv, reports/metrics.json.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from stages import params
 from stages.agent.environment_pool import processes_beside
+from stages.curation.panel import Panel
 from stages.engine.engine import EngineSettings, Sampling
 from stages.environments.registry import open_domain
 from stages.evaluation.panels import EVALUATION_SCHEMA, Job, Outcome, Settings, load_panels, play, unload
@@ -50,6 +53,18 @@ def play_all(context: StageContext, jobs_by_model: Mapping[str, Sequence[Job]], 
             outcomes[job.name] = outcome
     unload()
     return outcomes
+
+
+def coalitions_of(
+    context: StageContext, jobs_by_model: Mapping[str, Sequence[Job]], panels: Mapping[str, Panel]
+) -> dict[str, list[Job]]:
+    """The jobs of evaluate.attribution, by the coalition's name; {} without it."""
+    evaluate = context.params.evaluate
+    if evaluate.attribution is None:
+        return {}
+    from stages.evaluation.coalitions import coalition_jobs
+
+    return coalition_jobs(jobs_by_model, evaluate.attribution, panels, evaluate.scaffold, context.params.seed)
 
 
 def log(context: StageContext, evaluation: dict[str, Any], samples: dict[str, list[dict[str, Any]]]) -> None:
@@ -100,7 +115,8 @@ def run(context: StageContext) -> None:
         scaffold=evaluate.scaffold,
         environment_processes=processes_beside(params.resources),
     )
-    outcomes = play_all(context, jobs_by_model, settings)
+    coalitions = coalitions_of(context, jobs_by_model, panels)
+    outcomes = play_all(context, {**jobs_by_model, **coalitions}, settings)
     if context.shard:
         return
 
@@ -115,7 +131,8 @@ def run(context: StageContext) -> None:
 
     # Summarise and write.
     flat = (row for by_domain in rows.values() for of_domain in by_domain.values() for row in of_domain)
-    write_table(context.data / "evaluation" / "rows.parquet", EVALUATION_SCHEMA, flat)
+    of_teams = ({"model": name, **row} for name, of in coalitions.items() for job in of for row in outcomes[job.name].rows)
+    write_table(context.data / "evaluation" / "rows.parquet", EVALUATION_SCHEMA, chain(flat, of_teams))
     parts = ((name, outcomes[job.name].episodes) for name, of_model in jobs_by_model.items() for job in of_model)
     write_played(context.root / EPISODES, parts)
     evaluation = report(

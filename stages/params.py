@@ -31,7 +31,7 @@ from stages.constraints.checks import contradiction
 from stages.curation.settings import Curate
 from stages.curation.thoughts import thought_contradictions
 from stages.evaluation.scorers import variant_domains
-from stages.evaluation.settings import Evaluate
+from stages.evaluation.settings import Evaluate, check_attribution, reader_of_histories
 from stages.merging.contract import MergeError
 from stages.merging.settings import Merge
 from stages.records.sections import params_hash, section_of
@@ -45,7 +45,7 @@ from stages.runtime.validation import ParamsError, Section, explain, parse_yaml,
 from stages.training.sft.settings import Sft
 
 ROOT = Path(__file__).resolve().parent.parent
-
+P = TypeVar("P", bound="Params")
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _PREDICATE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -188,9 +188,6 @@ class Params(Section):
         return section_of(self, name, domain)
 
 
-P = TypeVar("P", bound=Params)
-
-
 def parse_params(values: Mapping[str, Any], source: str = "params.yaml") -> Params:
     """Check a parsed params.yaml, every domain's overrides included. Raises ParamsError with one line per mistake."""
     return parse_as(Params, values, source)
@@ -208,12 +205,15 @@ def parse_as(shape: type[P], values: Mapping[str, Any], source: str) -> P:
                 params.section(name, domain)
             except ValidationError as error:
                 raise ParamsError(explain(error, Params, f"{source}: in per_domain.{domain}", f"{name}.")) from error
+    teams = {}
     for domain in params.domains:
         try:
             method, rl = resolve_section(params.section("rl", domain), params.model.max_length)
         except ParamsError as error:
             raise ParamsError(f"{source}: in rl with per_domain.{domain}: {error}") from error
         cross_checks(params, domain, source, method, rl)
+        teams[domain] = [member.role for member in rl.team.members]
+    check_attribution(params.evaluate.attribution, teams, source)
     check_selectors(params, source)
     try:
         params.merge.bind(params.domains)
@@ -224,13 +224,12 @@ def parse_as(shape: type[P], values: Mapping[str, Any], source: str) -> P:
 
 def cross_checks(params: Params, domain: str, source: str, method: Composition, rl: Rl) -> None:
     """Raise ParamsError where sections of `domain`, each valid by itself, contradict one another. `rl`: resolved."""
-    section, merge = partial(_section, params, domain), params.merge
-    environment = params.per_domain[domain].environment
+    section, merge, own = partial(_section, params, domain), params.merge, params.per_domain[domain]
     problems = [
         *contradictions(method, rl, section),
         *(turn_contradictions(method, rl, merge.method) if merge.takes_turns and len(params.domains) > 1 else ()),
         *backbone_contradictions(section("annotate"), params.resources.engine.kind),
-        *thought_contradictions(section("curate").thoughts, params.model.thinking, domain, environment),
+        *thought_contradictions(section("curate").thoughts, params.model.thinking, domain, own.environment),
     ]
     for problem in problems:
         raise ParamsError(f"{source}: in per_domain.{domain}: {problem}")
@@ -257,8 +256,8 @@ def check_selectors(params: Params, source: str) -> None:
             (key,) = ENVIRONMENTS[selector]
             raise ParamsError(
                 f"{source}: evaluate.models: {model} plays with {key}: {ENVIRONMENTS[selector][key]}, and none of "
-                f"{', '.join(params.domains)} has a setting {key}: add {'factbook' if key == 'closed_book' else 'search'} to "
-                f"domains, or leave it out"
+                f"{', '.join(params.domains)} has a setting {key}: add search to domains, or leave it "
+                f"out"
             )
         if selector in lacking:
             raise ParamsError(f"{source}: evaluate.models: {model} needs {lacking[selector]}")
@@ -290,6 +289,7 @@ def load_params(path: Path | str = ROOT / "params.yaml") -> Params:
 def check_domains(params: Params) -> None:
     """Raise ParamsError if a domain is not installed or its environment's settings are wrong, or if rl.horizon, the critic's head
     or annotate.returns do not fit the environment. Domains that only `per_domain` lists are checked as far as they go without."""
+    from stages.algorithms.hidden import check_hidden
     from stages.algorithms.parts.critic import check_returns
     from stages.annotation.derived import check_trees
     from stages.environments.registry import load_domain, returns_of
@@ -302,8 +302,9 @@ def check_domains(params: Params) -> None:
             raise ParamsError(f"params.yaml: in per_domain.{name}: {problem}")
         try:
             method, rl = resolve_section(params.section("rl", name))
-            check_domain(method, rl, domain)
+            check_domain(method, rl, domain, reader_of_histories(params.evaluate, params.resources.engine.text))
             limits(rl.horizon, domain.settings.max_turns)
+            check_hidden(rl, method.data, domain)
             check_returns(rl, *returns_of(domain))
             rl.reannotate.check_returns(*returns_of(domain))
         except ValueError as error:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from stages import params
 from stages.algorithms.parts.guidance import plays_guided
 from stages.algorithms.settings import Rl
+from stages.algorithms.task_source import source_class
 from stages.environments.registry import load_domain, open_domain
 from stages.records.episode import Episode, TurnRecord, sample_schema, write_json, write_table
 from stages.records.sections import seed_of
@@ -139,6 +140,7 @@ def run(context: StageContext) -> None:
     from stages.training.common.adapters import prepare_model, weight_precision
     from stages.training.common.loop import make_processes, run_loop
     from stages.training.rl.guided_pass import read_attempts
+    from stages.training.rl.scorers import named_files
 
     assert context.domain is not None
     section: Rl = context.section("rl")
@@ -148,13 +150,14 @@ def run(context: StageContext) -> None:
     processes = make_processes(context.params.resources, context.team)
 
     # Only playing needs all that the domain requires; check for it before a model is loaded.
-    opened = open_domain if algorithm.method.data == "episodes" or plays_guided(rl) else load_domain
+    plays = algorithm.method.data == "episodes" and not source_class(rl.tasks.source).recorded
+    opened = open_domain if plays or plays_guided(rl) else load_domain
     domain = opened(context.domain, context.params.per_domain[context.domain].environment)
     precision = weight_precision(context.params)
     policy = load_policy(context.root / START, device=str(processes.device), precision=precision, attention="sdpa")
     prepare_model(policy.model, context.params, seed_of(context.params, rl), context.title)
 
-    checkpoints = Checkpoints(context, classes=(Episode, TurnRecord))  # the replay buffer's
+    checkpoints = Checkpoints(context, named_files(rl, context.root), classes=(Episode, TurnRecord))  # the replay buffer's
     attempts = read_attempts(context, algorithm, policy, processes, domain, checkpoints)
     warm = warm_start(context, rl, policy, processes, domain, checkpoints)
     with closing(make_job(context, algorithm, policy, processes, domain, attempts)) as job:

@@ -15,7 +15,7 @@ from stages import params, seeding
 from stages.engine.engine import Sampling
 from stages.environments.registry import open_domain
 from stages.evaluation.attempts import successes, summary
-from stages.records.episode import Episode, TurnRecord, episode_row, read_tasks, write_episodes, write_json
+from stages.records.episode import Episode, TurnRecord, conversations, episode_row, read_tasks, write_episodes, write_json
 from stages.records.sections import params_hash
 from stages.records.task import Task
 from stages.runtime.checkpoints import Checkpoints
@@ -101,7 +101,7 @@ def run(context: StageContext) -> None:
     success_rates = {task_id: float(np.mean(outcomes)) for task_id, outcomes in successes(episodes).items()}
     report = summary(episodes, section.attempts)
     out = context.data / "rollouts" / context.domain
-    write_episodes(out / "episodes.parquet", episodes)
+    write_episodes(out / "episodes.parquet", conversations(episodes))
     write_json(out / "difficulty.json", success_rates)
     write_json(context.reports / "rollout" / f"{context.domain}.json", report)
     for k, value in report["pass_at_k"].items():

@@ -22,6 +22,7 @@ from stages.training.sft.settings import Sft
 if TYPE_CHECKING:
     from stages.agent.policy import Policy
     from stages.training.common.documents import Documents
+    from stages.training.sft.hints import Specs
     from stages.training.sft.job import SftJob
 
 
@@ -41,6 +42,15 @@ def read_demonstrations(context: StageContext) -> dict[str, list[Episode]]:
                 )
             by_split[split].append(episode)
     return by_split
+
+
+def read_specs(context: StageContext) -> Specs:
+    """(domain, task's id) -> the task's spec; {} unless demonstrations get hints, which must not contain its answers."""
+    if not context.params.sft.guided:
+        return {}
+    folder = context.data / "curated"
+    tasks = {domain: read_tasks(folder / domain / "tasks.parquet") for domain in context.params.domains}
+    return {(domain, task.task_id): task.spec for domain, of_domain in tasks.items() for task in of_domain}
 
 
 def draw(episodes: list[Episode], count: int | None, seed: int) -> list[Episode]:
@@ -146,7 +156,7 @@ def run(context: StageContext) -> None:
     check_served(policy.folder, context.params.model.max_length)  # a hub model may have been downloaded just now
     prepare_model(policy.model, context.params, context.params.seed, "sft")
     chat = Chat(policy.tokenizer, context.params.model.thinking)
-    job = SftJob(context.params, policy.model, chat, demonstrations, context.team)
+    job = SftJob(context.params, policy.model, chat, demonstrations, context.team, read_specs(context))
 
     checkpoints = Checkpoints(context, {"model": policy.hash})  # DVC does not track models outside data/base
     history = run_loop(context, checkpoints, job, job.steps, section.checkpoint_every)

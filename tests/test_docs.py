@@ -124,7 +124,7 @@ def test_conversations_that_method_profiles_import_fit_the_model() -> None:
             tokens = [len(tokenizer.apply_chat_template(json.loads(line)["messages"])["input_ids"]) for line in lines]
             longest[path.stem] = max(tokens)
             assert max(tokens) <= params.model.max_length, path
-    assert set(longest) == {"marft", "ssp"}
+    assert set(longest) == {"marft", "ssp", "ssp_factbook"}
 
 
 def test_method_profiles_match_the_documentation() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stages.engine.engine import Turn
-from stages.environments.protocol import Environment, Step
+from stages.environments.protocol import Environment, Most, Step
 from stages.records.actions import action_key
 from stages.records.episode import Episode, Owner, TurnRecord
 from stages.records.task import Task
@@ -51,6 +51,17 @@ class BranchPoint:
     tokens: int
 
 
+@dataclass(frozen=True)
+class Paused:
+    """A conversation of a play that is not the current one (stages/agent/conversations.py)."""
+
+    episode: Episode
+    turn: int
+    """Turns so far."""
+    turn_ids: tuple[int, ...]
+    """The tokens of the last one."""
+
+
 @dataclass
 class ActiveEpisode:
     """An episode in progress, with its environment and engine session."""
@@ -72,6 +83,23 @@ class ActiveEpisode:
     """Of a branch that has not started: the environment state to restore."""
     held: list[int] = field(default_factory=list)
     """Tokens of the newest observation; the engine gets them with the next request."""
+    forgot: bool = False
+    """The newest turn hid an observation that the engine's session still has."""
+    conversations: Most = "plain"
+    """What of the environment's conversations can be played."""
+    before: tuple[Mapping[str, str], ...] = ()
+    """Messages before the first observation."""
+    conversation: int = 0
+    """The number of the current conversation, whose episode and turn these are."""
+    earlier: int = 0
+    """Turns of the play in its other conversations."""
+    paused: dict[int, Paused] = field(default_factory=dict)
+    """Its conversations by number, as they were when they were left; empty while there is one."""
+
+    @property
+    def first(self) -> Episode:
+        """The episode of the play's first conversation."""
+        return self.paused[0].episode if 0 in self.paused else self.episode
 
     @property
     def over(self) -> bool:
@@ -84,6 +112,8 @@ class ActiveEpisode:
         for name in ("token_ids", "owner", "logprob", "turn", "kept"):
             setattr(branch, name, getattr(source, name)[: point.tokens])
         branch.turns = [replace(turn) for turn in source.turns[:turns]]
+        kept = sum(by < turns for _, by in source.forgotten)
+        branch.forgotten, branch.hidden = source.forgotten[:kept], source.hidden[:kept]
         branch.reward = sum(turn.reward for turn in branch.turns)
         messages = 1 + sum(len(turn_messages("", turn.observation)) for turn in branch.turns)
         branch.messages = [dict(message) for message in source.messages[:messages]]
@@ -112,6 +142,8 @@ class ActiveEpisode:
             )
         )
         episode.reward += step.reward
+        if self.paused:
+            episode.moves.append(self.turn + self.earlier)
         for name, value in step.terms.items():
             self.terms[name] = self.terms.get(name, 0.0) + value
 
@@ -119,7 +151,7 @@ class ActiveEpisode:
         """Why the episode ends after the newest turn, by `Episode.stop_reason`, whatever comes next; "" if it goes on."""
         if step.done:
             return "terminated" if step.terminated else "turn_limit"
-        if max_turns is not None and self.turn + 1 >= max_turns:
+        if max_turns is not None and self.turn + self.earlier + 1 >= max_turns:
             return "turn_limit"
         return "length" if turn.stop_reason == "context" else ""
 
@@ -128,6 +160,12 @@ class ActiveEpisode:
         episode, truncated = self.episode, reason != "terminated"
         episode.stop_reason, episode.truncated, episode.terminated = reason, truncated, not truncated
         episode.reward_terms = dict(sorted(self.terms.items()))
+
+
+def in_thought(stop: str, turn: Turn, parsed: ParsedTurn) -> str:
+    """The reason `stop` for which an episode ends, or "thinking" if it is a limit and the turn was cut within its thought."""
+    cut = stop not in ("", "terminated") and not parsed.finished and turn.stop_reason != "stop"
+    return "thinking" if cut else stop
 
 
 def turn_messages(content: str, observation: str) -> list[dict[str, str]]:

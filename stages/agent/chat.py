@@ -8,6 +8,7 @@ again. The surrounding text is taken from the template's rendering of a dummy co
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -37,6 +38,12 @@ class Encoded:
         self.token_ids.extend(token_ids)
         self.owner.extend([int(owner)] * len(token_ids))
         self.turn.extend([turn] * len(token_ids))
+
+
+def equal_length(first: Sequence[int], second: Sequence[int]) -> int:
+    """Number of equal tokens at the start of both."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((place for place, (one, two) in pairs if one != two), min(len(first), len(second)))
 
 
 def _break_up(marks: re.Pattern[str], text: str) -> str:
@@ -174,6 +181,13 @@ class Chat:
         text = self.clean(text.strip() if self._strips else text)
         return self._encode(self._before + text + self._after)
 
+    def observation_text(self, token_ids: Sequence[int]) -> tuple[int, int]:
+        """Start and end (exclusive) of the text in `observation_tokens` of it; tokens that merge it with the template's text
+        around it belong to it."""
+        before, after = self._encode(self._before), self._encode(self._after)
+        start, end = equal_length(token_ids, before), equal_length(token_ids[::-1], after[::-1])
+        return start, max(start, len(token_ids) - end)
+
     def assistant_tokens(self, text: str) -> list[int]:
         """An assistant turn as the policy would write it: `text` with any thought, and the end-of-turn token."""
         return [*self._encode(_break_up(self._not_own, self._continuation(text))), self.end_of_turn]
@@ -207,6 +221,21 @@ class Chat:
     def action_text(self, turn_ids: Sequence[int]) -> str:
         """The action in a turn's tokens; see `read`."""
         return self.read(turn_ids).action
+
+    def argument_tokens(self, turn_ids: Sequence[int]) -> range:
+        """Places of the tokens of a turn's action after its first word: of the query in `search <query>`. A token that begins
+        before the argument, with the space in front of it, counts."""
+        action, text = self.action_text(turn_ids), self._text(turn_ids)
+        argument = action.partition(" ")[2].strip()
+        if not argument:
+            return range(0)
+        end = text.rindex(action) + len(action)
+
+        def length(count: int) -> int:
+            return len(self._text(turn_ids[:count]))
+
+        places = range(len(turn_ids) + 1)
+        return range(bisect_right(places, end - len(argument), key=length) - 1, bisect_left(places, end, key=length))
 
     def turn_text(self, turn_ids: Sequence[int]) -> str:
         """The text of a turn's tokens, without special tokens."""

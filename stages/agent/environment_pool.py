@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from threading import Lock
 from typing import Any
 
-from stages.environments.protocol import Environment, Observation, Step, tell_logprobs
+from stages.environments.protocol import Environment, Most, Observation, Step, allow_conversations, tell_logprobs
 from stages.records.task import Task
 from stages.runtime.parent import die_with_parent
 from stages.runtime.resources import Resources
@@ -122,8 +122,9 @@ def _serve(link: Connection, make: Callable[[], Environment]) -> None:
 
 
 def _called(environment: Environment, method: str, arguments: Any) -> Any:
-    """`drawn` is a method that few environments have."""
-    return tell_logprobs(environment, *arguments) if method == "drawn" else getattr(environment, method)(*arguments)
+    """`drawn` and `conversations` are methods that few environments have."""
+    told = {"drawn": tell_logprobs, "conversations": allow_conversations}
+    return told[method](environment, *arguments) if method in told else getattr(environment, method)(*arguments)
 
 
 class _RemoteEnvironment:
@@ -140,6 +141,9 @@ class _RemoteEnvironment:
 
     def drawn(self, logprobs: Sequence[float]) -> None:
         self._process.call(self._number, "drawn", logprobs)
+
+    def conversations(self, most: Most) -> None:
+        self._process.call(self._number, "conversations", most)
 
     def snapshot(self) -> Any:
         return self._process.call(self._number, "snapshot")

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from stages.agent.forgetting import reopened
 from stages.agent.wrapped_engine import WrappedEngine
 from stages.engine.engine import Engine, Pause, Sampling, Turn
 
@@ -65,10 +66,8 @@ class WindowEngine(WrappedEngine[_Session]):
         state = self._sessions[session]
         if len(state.exchanges) - state.dropped > self.window:
             state.dropped = len(state.exchanges) - self.window
-            opening = self.engine.snapshot(state.inner, len(state.opening))
-            self.engine.close(state.inner)
             visible = [token for exchange in state.exchanges[state.dropped :] for token in exchange]
-            state.inner = self.engine.open(visible, opening)
+            state.inner = reopened(self.engine, state.inner, len(state.opening), visible)
             self._cuts += 1
         self._outer[state.inner] = session
         self.engine.request(state.inner, key, sampling)

@@ -14,13 +14,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stages import seeding
-from stages.agent.active_episode import ActiveEpisode, BranchPoint, EpisodeRequest, turn_messages
+from stages.agent.active_episode import ActiveEpisode, BranchPoint, EpisodeRequest, in_thought, turn_messages
+from stages.agent.arguments import argument_logprobs
 from stages.agent.branching import Plan
 from stages.agent.chat import Chat, Encoded
+from stages.agent.conversations import continued, elsewhere, whole
 from stages.agent.environment_pool import EnvironmentPool, result_of
+from stages.agent.forgetting import forget, reopened, visible
 from stages.agent.rounds import Group, Rounds
 from stages.engine.engine import Engine, Sampling, Turn
-from stages.environments.protocol import Step, tell_logprobs
+from stages.environments.protocol import Most, Step, allow_conversations, tell_logprobs
 from stages.records.episode import Episode, Owner
 from stages.records.task import Task, opening
 from stages.records.thinking import ParsedTurn
@@ -87,6 +90,7 @@ class Collector:
         self.sampling, self.labels = sampling, labels
         self.max_length, self.max_turns, self.width = max_length, max_turns, width
         self.on_episode = on_episode
+        self._most: Most = "several" if plan is None else "begun"
         ordered = sorted(requests, key=lambda request: (request.task.task_id, request.attempt))[::-1]
         self._rounds = Rounds(plan, ordered, labels.seed, labels.stream)
         reserve = {request.episode_id for request in self._rounds.reserve}
@@ -97,7 +101,7 @@ class Collector:
         if len({request.episode_id for request in requests}) != len(requests):
             raise ValueError("two requests have the same task and attempt; number the attempts at a task differently")
         self._playing: dict[int, ActiveEpisode] = {}
-        self._prompts: dict[str, tuple[str, Encoded]] = {}
+        self._prompts: dict[str, tuple[Any, Encoded]] = {}
         self._forks: dict[str, list[int]] = {}
         self.done: list[Episode] = []
 
@@ -107,8 +111,9 @@ class Collector:
     @spans.span("environment")
     def _reset(play: ActiveEpisode) -> str:
         """Start the task; return the first observation."""
+        allow_conversations(play.environment, play.conversations)
         observation = play.environment.reset(play.request.task)
-        play.state_key = play.environment.state_key()
+        play.state_key, play.before = play.environment.state_key(), observation.before
         return observation.text
 
     @staticmethod
@@ -126,6 +131,7 @@ class Collector:
     @spans.span("environment")
     def _restore(play: ActiveEpisode) -> None:
         """Restore the parent's state in a branch's environment."""
+        allow_conversations(play.environment, play.conversations)
         play.environment.reset(play.request.task)
         play.environment.restore(play.snapshot)
         play.snapshot = None
@@ -147,7 +153,7 @@ class Collector:
             top_k=sampling.top_k,
             role=request.role,
         )
-        play = ActiveEpisode(request, episode, self.pool.take())
+        play = ActiveEpisode(request, episode, self.pool.take(), conversations=self._most)
         if group := self._rounds.group(request):
             group.join(play)
         return play
@@ -159,15 +165,18 @@ class Collector:
         for play, observation in started:
             request = play.request
             text, key = opening(request.task.prompt, observation), request.prompt_key
+            shown = (*play.before, text) if play.before else text
+            if play.before and request.guidance:
+                raise RuntimeError(f"task {request.task.task_id} begins with several messages, and hints need one")
             if key not in self._prompts:
-                prompt = self.chat.prompt(text, request.guidance, request.examples)
-                self._prompts[key] = (text, prompt)
+                prompt = self.chat.prompt(text, request.guidance, (*request.examples, *play.before))
+                self._prompts[key] = (shown, prompt)
                 if len(prompt.token_ids) < self.max_length:
                     self._forks[key] = [self.engine.open(prompt.token_ids)]
                     fresh.append(key)
             known, prompt = self._prompts[key]
-            if text != known:
-                raise RuntimeError(f"task {request.task.task_id} has different first observations: {known!r}, then {text!r}")
+            if shown != known:
+                raise RuntimeError(f"task {request.task.task_id} has different first observations: {known!r}, then {shown!r}")
             play.episode.append(prompt.token_ids, prompt.owner, -1)
             play.episode.messages.append({"role": "user", "content": text + request.guidance})
         left = Counter(request.prompt_key for request in self._waiting)
@@ -186,14 +195,24 @@ class Collector:
             self._request_turn(play)
 
     def _request_turn(self, play: ActiveEpisode) -> None:
-        if play.held:
+        if play.forgot:
+            self._reopen(play)
+        elif play.held:
             self.engine.extend(play.session, play.held)
-            play.held = []
-        key = turn_key(self.labels, play.request.task.task_id, play.request.attempt, play.turn)
+        play.held = []
+        key = turn_key(self.labels, play.request.task.task_id, play.request.attempt, play.turn + play.earlier)
         sampling = self.sampling
         if group := self._rounds.group(play.request):
             sampling = replace(sampling, candidates=group.plan.candidates)
         self.engine.request(play.session, key, sampling)
+
+    def _reopen(self, play: ActiveEpisode) -> None:
+        """Continue in a session without what the newest turn hid."""
+        episode, known = play.episode, visible(play.episode.token_ids[: play.episode.hidden[-1][0]], play.episode.hidden)
+        del self._playing[play.session]
+        play.session = reopened(self.engine, play.session, len(known), visible(episode.token_ids, episode.hidden)[len(known) :])
+        self._playing[play.session] = play
+        play.forgot = False
 
     def _record_turn(self, turn: Turn) -> tuple[ActiveEpisode, ParsedTurn] | None:
         """Add the policy's tokens to the episode; return it with the parsed turn, or None if there was no room for a turn."""
@@ -210,6 +229,9 @@ class Collector:
 
     def _record_step(self, play: ActiveEpisode, turn: Turn, parsed: ParsedTurn, before: str, step: Step, snapshot: Any) -> None:
         """Add the action's result, and continue unless the episode is over."""
+        if step.conversation is not None and not step.done:
+            self._switch(play, turn, parsed, before, step)
+            return
         episode, observation = play.episode, step.observation.text
         play.record(turn, parsed, before, step)
         end = len(episode.token_ids)
@@ -218,8 +240,7 @@ class Collector:
         stop = play.stop_reason(turn, step, self.max_turns)
         if not stop and end + len(tokens) >= self.max_length:
             stop = "context"
-        if stop not in ("", "terminated") and not parsed.finished and turn.stop_reason != "stop":
-            stop = "thinking"
+        stop = in_thought(stop, turn, parsed)
         group = self._rounds.group(play.request)
         if group:
             group.record(play, BranchPoint(None if stop else snapshot, play.state_key, dict(play.terms), end + len(tokens)))
@@ -227,6 +248,9 @@ class Collector:
             self._finish(play, stop)
             return
         episode.append(tokens, Owner.ENVIRONMENT, play.turn)
+        if 0 < step.forgets <= play.turn:
+            forget(self.chat, episode, play.turn - step.forgets, play.turn)
+            play.forgot = True
         play.turn += 1
         play.held = tokens
         if group:
@@ -234,8 +258,22 @@ class Collector:
         else:
             self._request_turn(play)
 
+    def _switch(self, play: ActiveEpisode, turn: Turn, parsed: ParsedTurn, before: str, step: Step) -> None:
+        """Add the result of an action after which another conversation of the play goes on, and continue there."""
+        play.record(turn, parsed, before, elsewhere(step))
+        play.episode.messages += turn_messages(parsed.message, "")
+        stop = in_thought(play.stop_reason(turn, step, self.max_turns), turn, parsed)
+        if not stop:
+            del self._playing[play.session]
+            if continued(play, self.engine, self.chat, turn, step, self.max_length):
+                self._playing[play.session] = play
+                self._request_turn(play)
+                return
+        self._finish(play, stop or "context")
+
     def _finish(self, play: ActiveEpisode, reason: str) -> None:
         play.end(reason)
+        play.episode = whole(play)
         group = self._rounds.group(play.request)
         if play.session >= 0:
             del self._playing[play.session]
@@ -266,8 +304,11 @@ class Collector:
         play = self._new_play(group.reserve.pop())
         play.branch_from(parent, turns)
         tokens = play.episode.token_ids
-        known = min(len(tokens), len(parent.episode.token_ids) - len(parent.held))
-        play.session = self.engine.open(tokens[known:], self.engine.snapshot(parent.session, known))
+        if parent.episode.hidden:
+            play.session = self.engine.open(visible(tokens, play.episode.hidden))
+        else:
+            known = min(len(tokens), len(parent.episode.token_ids) - len(parent.held))
+            play.session = self.engine.open(tokens[known:], self.engine.snapshot(parent.session, known))
         self._playing[play.session] = play
         self._branches.append((play, self._workers.submit(self._restore, play)))
         return play
@@ -294,7 +335,8 @@ class Collector:
                 if recorded := self._record_turn(turn):
                     play, parsed = recorded
                     keep = self._rounds.group(play.request) is not None
-                    steps.append((play, turn, parsed, workers.submit(self._act, play, parsed.action, turn.logprobs, keep)))
+                    drawn = argument_logprobs(self.chat, play.environment, turn)
+                    steps.append((play, turn, parsed, workers.submit(self._act, play, parsed.action, drawn, keep)))
         return sorted(self.done, key=lambda episode: episode.episode_id)
 
 

@@ -1,8 +1,8 @@
 """Plays a team's episodes: stages/agent/team.py says who speaks when and what each member reads.
 
-Each member has an engine, since its tokens come from weights of its own, and an episode of its own in a play: what it reads and
-writes. Plays go on in rounds, all members' turns of a phase at once. A turn depends only on its member's tokens and its random
-key, so that an episode does not depend on the other plays or on `width`.
+Each member has an engine, or a view of a shared one, that computes with its weights, and an episode of its own in a play: what it
+reads and writes. Plays go on in rounds, all members' turns of a phase at once. A turn depends only on its member's tokens and its
+random key, so that an episode does not depend on the other plays or on `width`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from stages.agent.active_episode import ActiveEpisode, EpisodeRequest
+from stages.agent.arguments import argument_logprobs
 from stages.agent.chat import Chat
 from stages.agent.environment_pool import EnvironmentPool
 from stages.agent.rollout import Collector, Labels, turn_key
@@ -176,7 +177,7 @@ class TeamCollector:
         results: list[tuple[str, Step]] = [(play.main.state_key, SAID) for play, *_ in said]
         if acts:
             acting, actions = [play for play, *_ in said], [parsed.action for *_, parsed in said]
-            drawn = [turn.logprobs for _, _, turn, _ in said]
+            drawn = [argument_logprobs(self.chat, play.main.environment, turn) for play, _, turn, _ in said]
             found = self._in_environments(lambda play, *rest: Collector._act(play.main, *rest, False), acting, actions, drawn)
             results = [(before, step) for before, step, _ in found]
         for (play, seat, turn, parsed), (before, step) in zip(said, results, strict=True):

@@ -30,7 +30,17 @@ from stages.algorithms.parts.credit import add_credit, with_turn_credit
 from stages.algorithms.parts.critic import needs_critic
 from stages.algorithms.parts.external import external_loss
 from stages.algorithms.parts.gae import gae_advantage
-from stages.algorithms.parts.loss import LOSSES, Denominators, Loss, aggregate, clipped, kl_estimate, log_ratio, unit_log_ratio
+from stages.algorithms.parts.loss import (
+    LOSSES,
+    Denominators,
+    Loss,
+    WithoutKl,
+    aggregate,
+    clipped,
+    kl_estimate,
+    log_ratio,
+    unit_log_ratio,
+)
 from stages.algorithms.parts.progress import progress_rewards
 from stages.algorithms.parts.reward import kl_penalty, shape_rewards
 from stages.algorithms.parts.team_gae import team_advantage
@@ -210,6 +220,8 @@ class Algorithm:
             if batch.logprobs_ref is None:
                 raise ValueError("rl.loss.kl_coef is above 0 and the batch has no reference log-probabilities")
             kl = kl_estimate(logprobs, batch.logprobs_ref, params.kl_estimator)
+            if (without := batch.get(WithoutKl)) is not None:
+                kl = kl * ~without.free[:, None]
             # The estimators only hold for the policy's own samples.
             per_token = per_token + params.kl_coef * kl * batch.policy_mask
         bonus, separate = params.entropy_coef * entropy, params.entropy_aggregation == "token_mean"

@@ -22,10 +22,7 @@ REFLECT = (
 
 def by_rules(parent: str, failures: Sequence[Stored], rng: random.Random) -> str:
     """The parent with the phrase that most of the failures do not follow and it does not have (ties: by random draw), in place of
-    one that contradicts it; unchanged if there is none.
-
-    Only "Take every step." and "Be brief." contradict each other: they ask for more and for fewer turns.
-    """
+    those that contradict it (CONTRADICTS); unchanged if there is none."""
     counts = {phrase: sum(not holds(one.turns) for one in failures) for phrase, holds in PHRASES.items() if phrase not in parent}
     most = max(counts.values(), default=0)
     if not most:
@@ -41,6 +38,7 @@ CONTRADICTS: Mapping[str, Sequence[str]] = {
     "Look first.": ("Be brief.",),
     "Be brief.": ("Take every step.", "Look first."),
 }
+"""Phrase -> those that go when it comes: "Be brief." asks for fewer turns, the other two for more."""
 
 
 def by_chance(parent: str, failures: Sequence[Stored], rng: random.Random) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -38,7 +38,7 @@ class Verify(Section):
     """The test that candidates pass before they join."""
 
     questions: Count = 32
-    """Curated questions that the buffer does not hold."""
+    """Curated questions that the buffer does not hold. While there are fewer, an evolution that is due waits."""
     rollouts: Count = 1
     """Episodes per question."""
     accept_top: Count = 4
@@ -59,7 +59,8 @@ class InstructionSettings(Section):
     rate: Annotated[float, Field(gt=0.0, le=1.0)] = 0.1
     """Of a step's mean reward in an instruction's weight."""
     first_weight: float = 0.5
-    """Weight of the seeds."""
+    """Weight of the seeds. With `centre`, whose rewards are around 0, it is 0 unless set: from 0.5, every instruction that is
+    used would sink, and unused ones would win."""
     centre: bool = False
     """Rewards less the running success of the question: an instruction that met easy questions does not look better."""
     evolve_every: Annotated[int, Field(ge=0)] = 20
@@ -76,6 +77,12 @@ class InstructionSettings(Section):
     """Longest instruction, in words."""
     editor: Editor = Editor()
     verify: Verify = Verify()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _centred(cls, values: Any) -> Any:
+        centred = isinstance(values, dict) and values.get("centre") is True and "first_weight" not in values
+        return {**values, "first_weight": 0.0} if centred else values
 
     @field_validator("seeds")
     @classmethod

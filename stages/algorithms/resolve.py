@@ -36,11 +36,10 @@ def resolve_section(given: Rl, max_length: int | None = None) -> tuple[Compositi
         section, _, name = key.rpartition(".")
         chosen.setdefault(section, {})[name] = value
     values: dict[str, Any] = {name: value for name, value in given if name not in parts}
+    values |= {name: value for name, value in chosen.get("", {}).items() if name not in given.model_fields_set}
     if "minibatches" not in given.model_fields_set:
         # Minibatches are whole groups, so there are no more of them than tasks.
-        values["minibatches"] = min(chosen.get("", {}).get("minibatches", given.minibatches), given.tasks_per_step)
-    if "warm_start" not in given.model_fields_set:
-        values["warm_start"] = chosen.get("", {}).get("warm_start", given.warm_start)
+        values["minibatches"] = min(values["minibatches"], given.tasks_per_step)
     for name, part in parts.items():
         defaults = {key: field.default for key, field in type(part).model_fields.items()}
         values[name] = {**defaults, **chosen[name], **{key: getattr(part, key) for key in part.model_fields_set}}

@@ -30,6 +30,7 @@ from stages.runtime.validation import ParamsError, Section, explain
 
 if TYPE_CHECKING:
     from stages.agent.active_episode import EpisodeRequest
+    from stages.algorithms.batch import TrajectoryBatch
     from stages.algorithms.settings import Rl
     from stages.engine.engine import Sampling
     from stages.environments.protocol import Domain, Environment
@@ -66,6 +67,10 @@ class SourceInputs:
     sorted by id. A request's task, attempt and role must not occur twice in a run, since they determine the random draws."""
     root: Path = Path()
     """The repository, which folders named in settings are relative to."""
+    policy_hash: str = ""
+    """Of the policy that the run starts from."""
+    max_length: int = 0
+    """model.max_length."""
 
 
 class TaskSource:
@@ -83,8 +88,16 @@ class TaskSource:
     """Whether it draws tasks that curate wrote: then rl.curriculum, rl.selection, and parts that look a task up in what earlier
     stages wrote about it (demonstrations, trees) apply."""
 
+    recorded: ClassVar[bool] = False
+    """Whether the episodes of its tasks exist already (`episodes`), drawn by the policy that the run starts from: rl plays none,
+    and importance ratios are to their log-probabilities."""
+
     def __init__(self, inputs: SourceInputs) -> None:
         self.inputs = inputs
+
+    @classmethod
+    def fits(cls, domain: Domain, rl: Rl) -> None:
+        """Raise ParamsError for a domain that the source has no tasks in; `rl` is resolved. By default all fit."""
 
     @staticmethod
     def make(domain: Domain, worlds: Path) -> Environment:
@@ -99,6 +112,10 @@ class TaskSource:
 
         count: default `rl.tasks_per_step`; without: ids to leave out, so there may be fewer.
         """
+        raise NotImplementedError
+
+    def episodes(self, task_ids: Sequence[str]) -> list[Episode]:
+        """The episodes of drawn tasks, sorted by id, of a source that is `recorded`."""
         raise NotImplementedError
 
     def observe(self, step: int, episodes: Sequence[Episode]) -> None:
@@ -122,6 +139,10 @@ class TaskSource:
     def role_episodes(self) -> Mapping[str, Sequence[Episode]]:
         """Role of `roles` -> its episodes of this step, after `observe`; rl credits and trains them by `rl.roles`."""
         return {}
+
+    def credited(self, role: str, batch: TrajectoryBatch) -> TrajectoryBatch:
+        """The prepared batch of a role's episodes, in the order of `role_episodes`, as it is trained on; by default as it is."""
+        return batch
 
     def metrics(self) -> dict[str, float]:
         """Columns of the step's row of the history, after `observe`."""

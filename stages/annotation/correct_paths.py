@@ -39,6 +39,8 @@ def path_episode(tree: Sequence[Row], path: Sequence[int], domain: str) -> Episo
         episode.turns.append(TurnRecord(row["action"], row["observation"], accepted, row["reward"], 0.0, *span))
         if node != path[-1]:
             episode.append(row["context_ids"], Owner.ENVIRONMENT, turn)
+            if forgets := row.get("forgets"):
+                episode.forgotten.append([turn - forgets, turn])
     episode.reward = sum(turn.reward for turn in episode.turns)
     episode.reward_terms = {SUCCESS_TERM: float(hard(end))}
     episode.terminated, episode.truncated = bool(end["terminal"]), bool(end["truncated"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from stages.environments.protocol import forgets
 from stages.runtime.validation import ParamsError
 
 if TYPE_CHECKING:
@@ -28,6 +29,12 @@ def check_trees(params: Annotate, name: str, domain: object, returns: list[float
         raise ParamsError(
             f"params.yaml: in per_domain.{name}: annotate.evaluation.model_rollouts needs numbers for the domain's states, as "
             f"keydoor gives them, and {name} gives none; set it to null"
+        )
+    read = {"evaluation.kind": uses_value_model(params.evaluation), "q_model.kind": params.q_model.kind != "none"}
+    if forgets(domain) and (key := next((key for key, reads in read.items() if reads), None)):
+        raise ParamsError(
+            f"params.yaml: in per_domain.{name}: annotate.{key} fits a model to whole histories, of which the policy of {name} "
+            f"does not see rejected results; set it to its default, or environment.judge.context to soft"
         )
 
 

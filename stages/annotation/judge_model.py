@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stages.annotation.fit_models import fitting
 from stages.annotation.nodes import path_to
 from stages.judging.agreement import against
-from stages.judging.contract import Candidate, Cost, Judge, Question
+from stages.judging.contract import Candidate, Cost, Judge, Question, Rubric
 from stages.judging.episodes import attributes, candidate, gold_quality, named
 from stages.judging.fit_judge import by_principle, fit_judge, measured, verdicts
 from stages.judging.local import LocalJudge
@@ -54,8 +54,9 @@ class Labelled:
     pairs: Sequence[Question] = ()
     margins: Sequence[Margins] = ()
     rows: Sequence[dict[str, Any]] = ()
-    gold: Mapping[str, float] = field(default_factory=dict)
-    """Gold quality by episode."""
+    gold: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """What is known of the episodes: by QUALITY the gold quality, or by each principle the attribute that it names, if the domain
+    has it; then by episode."""
 
 
 def _program(domain: Domain, tasks: Mapping[str, Task], episodes: Sequence[Episode], params: JudgeModel, seed: int) -> Judge:
@@ -106,21 +107,48 @@ def _by_judge(
             began = time.monotonic()
             margins, asked = margins_of(judge, pairs, params.principles)
             seconds = time.monotonic() - began
+            judge.keep()
             bar.advance(len(pairs))
     finally:
         judge.close()
     cost = sum((judgment.cost for _, judgment in asked), Cost())
-    speed = cost.calls / max(seconds, 1e-9)
+    speed = judge.sent / max(seconds, 1e-9)
     print(f"{context.title}: {cost.calls:,} judge calls, {speed:,.1f} a second, cost {cost.money:.4g}", flush=True)
-    context.metric("judge/calls_per_second", speed)
+    if judge.sent:
+        context.metric("judge/calls_per_second", speed)
     found = by_quality(pairs, margins) if params.principles is None else by_principles(pairs, margins, params.principles, seed)
-    gold = {one.episode_id: gold_quality(domain, tasks[one.task_id], one) for one in episodes}
-    return Labelled(found, pairs, margins, [judgment_row(judge, *one) for one in asked], gold)
+    rows = [judgment_row(judge, *one) for one in asked]
+    return Labelled(found, pairs, margins, rows, _gold(domain, tasks, episodes, params))
 
 
-def _truth(labelled: Labelled, pairs: Sequence[Question]) -> list[list[int | None]]:
-    """By pair, which answer has the higher gold quality: 1 the first, -1 the second, 0 neither."""
-    return [[verdict(*(labelled.gold[one.name] for one in pair.candidates))] for pair in pairs]
+def _gold(
+    domain: Domain, tasks: Mapping[str, Task], episodes: Sequence[Episode], params: JudgeModel
+) -> dict[str, dict[str, float]]:
+    """See `Labelled.gold`."""
+    if params.principles is None:
+        return {QUALITY: {one.episode_id: gold_quality(domain, tasks[one.task_id], one) for one in episodes}}
+    known = {one.episode_id: attributes(domain, tasks[one.task_id], one) for one in episodes}
+    named = [item.name for item in params.principles.items if all(item.name in found for found in known.values())]
+    return {name: {episode: found[name] for episode, found in known.items()} for name in named}
+
+
+def _truth(gold: Mapping[str, float], pairs: Sequence[Question]) -> list[list[int | None]]:
+    """By pair, which answer has the higher value: 1 the first, -1 the second, 0 neither."""
+    return [[verdict(*(gold[one.name] for one in pair.candidates))] for pair in pairs]
+
+
+def _against_gold(params: JudgeModel, labelled: Labelled, judge: LocalJudge, tasks: set[str]) -> tuple[Any, Any]:
+    """Agreement with what is known of the answers: of the labelling judge, and of the model on the held-out `tasks`. By principle
+    if there are some, each read alone."""
+    assert params.kind != "none"
+    held = [pair for pair in labelled.pairs if pair.task_id in tasks]
+    texts = {} if params.principles is None else {item.name: item.text for item in params.principles.items}
+    labels, model = {}, {}
+    for name, gold in labelled.gold.items():
+        shown = [replace(pair, rubric=Rubric(principles=(texts[name],))) for pair in held] if texts else held
+        labels[name] = against([of.get(name) for of in labelled.margins], _truth(gold, labelled.pairs))
+        model[name] = against(verdicts(judge, params.kind, shown), _truth(gold, held))
+    return (labels, model) if texts else (labels[QUALITY], model[QUALITY])
 
 
 def _by_trees(
@@ -168,11 +196,7 @@ def _report(
             "statuses": {status: statuses.count(status) for status in sorted(set(statuses))},
             **order_measures(labelled.rows),
         }
-        if params.principles is None:
-            found = against([of.get(QUALITY) for of in labelled.margins], _truth(labelled, labelled.pairs))
-            report["labelling"]["against_gold"] = found
-            pairs = [pair for pair in labelled.pairs if pair.task_id in tasks]
-            report["against_gold"] = against(verdicts(judge, params.kind, pairs), _truth(labelled, pairs))
+        report["labelling"]["against_gold"], report["against_gold"] = _against_gold(params, labelled, judge, tasks)
     if params.principles is not None:
         chosen = [place for place, pair in enumerate(labelled.pairs) if pair.task_id in tasks]
         signs = [{name: signed(pair, 1.0) for name, pair in labelled.margins[place].items()} for place in chosen]
@@ -193,7 +217,8 @@ def fit_judge_model(
 ) -> dict[str, Any]:
     """Fit the model of `annotate.judge_model`, write it with its preferences and judgments below `out`, and return its report.
 
-    Raises ValueError if there are too few preferences, or for principles that the labelling judge does not know.
+    Raises ValueError if there are too few preferences, for principles that the labelling judge does not know, and for a model
+    below `least_kappa`.
     """
     from stages.agent.policy import load_policy, save_policy
 
@@ -221,8 +246,21 @@ def fit_judge_model(
     write_table(out / "preferences.parquet", JUDGE_PREFERENCE_SCHEMA, (one.row() for one in found))
     if labelled.rows:
         write_judgments(out / "judgments.parquet", labelled.rows)
+        context.artifact(out / "judgments.parquet")
     stored = LocalJudge(
         load_policy(out / FOLDER, device=context.params.resources.device), judge.params, model.max_length, judge.logits
     )
     losses = {"steps": fitted.steps, "loss_first": fitted.history[0], "loss_last": fitted.history[-1]}
-    return {**_report(params, labelled, stored, held, set(split.held_out)), **losses}
+    report = {**_report(params, labelled, stored, held, set(split.held_out)), **losses}
+    _check_believable(params, report["held_out"])
+    return report
+
+
+def _check_believable(params: JudgeModel, held: Mapping[str, float]) -> None:
+    """Raise ValueError if the model agrees less with held-out labels than the section demands."""
+    kappa = held.get("kappa", 0.0)
+    if params.least_kappa is not None and kappa < params.least_kappa:
+        raise ValueError(
+            f"annotate.judge_model agrees with held-out labels with kappa {kappa:.2f} over {held['pairs']:.0f} pairs, and "
+            f"least_kappa is {params.least_kappa}: give it more rollouts (rollout.tasks, attempts), pairs or epochs, or lower it"
+        )

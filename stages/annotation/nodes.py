@@ -24,10 +24,16 @@ OWNER = pa.field("owner", pa.list_(pa.int8()))
 """Per token of the action, who wrote it; null: the policy wrote all. Only of trees with tokens that it did not write."""
 
 
+FORGETS = pa.field("forgets", pa.int16())
+"""How many turns ago the observation was made that later turns do not see; null: they see all. Only of trees with some."""
+
+
 def node_schema(params: Annotate, rows: Sequence[Row] = ()) -> pa.Schema:
     """Columns of nodes.parquet with these rows."""
     columns = NODE_SCHEMA if rollouts_only(params) else pa.schema([*NODE_SCHEMA, *EXTRA_COLUMNS])
-    return columns.append(OWNER) if any(row.get("owner") for row in rows) else columns
+    for field in (OWNER, FORGETS):
+        columns = columns.append(field) if any(row.get(field.name) for row in rows) else columns
+    return columns
 
 
 def ended(row: Row) -> bool:

@@ -19,53 +19,26 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from stages.agent.arguments import argument_logprobs
 from stages.agent.environment_pool import result_of
 from stages.annotation.derived import scaled_return, uses_value_model
+from stages.annotation.histories import seen, usable
+from stages.annotation.interfaces import ChatFormat, Environments, Reader
 from stages.annotation.plans import search_plan
 from stages.annotation.prefixes import CACHED_TOKENS, PrefixStore
 from stages.annotation.requests import SearchPlan, TurnRequest, ValueRequest
 from stages.annotation.tree import Edge, Tree, evidence_owners
 from stages.engine.engine import Engine, Sampling, Turn
 from stages.environments.learnt import Imagined
-from stages.environments.protocol import Environment, tell_logprobs
+from stages.environments.protocol import Environment, allow_conversations, tell_logprobs
 from stages.records.task import SUCCESS_TERM, Task, opening
 from stages.runtime import spans
 from stages.seeding import key64
 
 if TYPE_CHECKING:
     from stages.annotation.settings import Annotate
-
-
-class ChatFormat(Protocol):
-    """The part of `stages.agent.chat.Chat` that the search uses."""
-
-    def prompt_tokens(self, text: str) -> list[int]: ...
-
-    def closing_tokens(self, turn_ids: Sequence[int]) -> list[int]: ...
-
-    def observation_tokens(self, text: str) -> list[int]: ...
-
-    def action_text(self, turn_ids: Sequence[int]) -> str: ...
-
-
-class Environments(Protocol):
-    """The part of `stages.agent.environment_pool.EnvironmentPool` that the search uses."""
-
-    def take(self) -> Environment: ...
-
-    def give_back(self, environment: Environment) -> None: ...
-
-
-class Reader(Protocol):
-    """A value model over sessions of `engine`, which may be the policy's (stages/annotation/leaf_values.py)."""
-
-    engine: Engine
-
-    def values(self, sessions: Sequence[int]) -> list[float]:
-        """The expected return from the end of each session on."""
-        ...
 
 
 @dataclass
@@ -163,7 +136,7 @@ class Search:
                         self._append_edge(rollout, known, finished)
                         continue
                     action = self.chat.action_text(turn.token_ids)
-                    future = workers.submit(self._step_environment, rollout, action, turn.logprobs)
+                    future = workers.submit(self._step_environment, rollout, action, turn)
                     if not self.threaded:
                         future.exception()
                     stepping.append((rollout, turn, action, future))
@@ -180,8 +153,10 @@ class Search:
         sessions: list[int] = []
         for task in tasks:
             environment = self.pool.take()
-            observation = environment.reset(task).text
-            tokens = self.chat.prompt_tokens(opening(task.prompt, observation))
+            allow_conversations(environment, "begun")
+            first = environment.reset(task)
+            observation, text = first.text, opening(task.prompt, first.text)
+            tokens = self.chat.prompt(text, examples=first.before).token_ids if first.before else self.chat.prompt_tokens(text)
             fits = len(tokens) < self.max_length
             root = Edge("", (), (), observation, tuple(tokens), 0.0, False, not fits, environment.state_key())
             tree = Tree(task.task_id, root, self.params, self.seed)
@@ -233,12 +208,14 @@ class Search:
         growth.snapshots.update(growth.taken)
         growth.rollouts, growth.taken = [], {}
 
-    def _open(self, engine: Engine, store: PrefixStore, tree: Tree, node: int) -> int:
-        """A session with a node's full history."""
+    def _open(self, engine: Engine, store: PrefixStore, tree: Tree, node: int, further: Sequence[Edge] = ()) -> int:
+        """A session with a node's history and `further` turns, less what turns hid."""
         path = tree.path(node)
+        edges = [*(tree.nodes[index].edge for index in path[1:]), *further]
         place, prefix = store.nearest(path)
-        edges = [tree.nodes[index].edge for index in path[place + 1 :]]
-        after = [token for edge in edges for token in (*edge.token_ids, *edge.context_ids)]
+        while (most := usable(edges, place)) < place:
+            place, prefix = store.nearest(path[: most + 1])
+        after = seen(self.chat, edges, place)
         return engine.open(after if prefix is not None else [*tree.nodes[0].edge.context_ids, *after], prefix)
 
     def _launch(self, growth: _GrowingTree, requests: Sequence[TurnRequest]) -> None:
@@ -298,7 +275,7 @@ class Search:
         return tree.nodes[child].edge
 
     @spans.span("environment")
-    def _step_environment(self, rollout: _Rollout, action: str, logprobs: Sequence[float]) -> tuple[Any, str, int]:
+    def _step_environment(self, rollout: _Rollout, action: str, turn: Turn) -> tuple[Any, str, int]:
         """In the environments' thread: take the action; its step, the state after it, and the number of steps replayed."""
         growth, tree = rollout.growth, rollout.growth.tree
         replayed = 0
@@ -311,7 +288,7 @@ class Search:
             rollout.environment.restore(known[path[place]])
             for index in path[place + 1 :]:
                 known_edge = tree.nodes[index].edge
-                tell_logprobs(rollout.environment, known_edge.logprobs)
+                tell_logprobs(rollout.environment, argument_logprobs(self.chat, rollout.environment, known_edge))
                 rollout.environment.step(known_edge.action)
                 replayed += 1
                 if index == start:
@@ -319,7 +296,7 @@ class Search:
             self._check_state(growth, path[-1], rollout.environment)
             if self.params.evaluation.model_rollouts is not None and rollout.request.kind == "rollout":  # a learnt model responds
                 rollout.environment.restore(Imagined(rollout.environment.snapshot()))
-        tell_logprobs(rollout.environment, logprobs)
+        tell_logprobs(rollout.environment, argument_logprobs(self.chat, rollout.environment, turn))
         step = rollout.environment.step(action)
         if step.done:
             return step, "", replayed
@@ -343,6 +320,7 @@ class Search:
         if growth.environments:
             return growth.environments.pop()
         environment = self.pool.take()
+        allow_conversations(environment, "begun")
         environment.reset(growth.task)
         return environment
 
@@ -376,7 +354,16 @@ class Search:
             imagined=imagined,
             owners=evidence_owners(turn) if step.evidence else turn.owners,
             stop_reason=turn.stop_reason,
+            forgets=step.forgets if step.forgets < depth else 0,
         )
+
+    def _reopen(self, rollout: _Rollout) -> None:
+        """Continue in a session without what the newest turn hid."""
+        del self._running[rollout.session]
+        self.engine.close(rollout.session)
+        growth = rollout.growth
+        rollout.session = self._open(self.engine, growth.prefixes, growth.tree, rollout.request.start, rollout.edges)
+        self._running[rollout.session] = rollout
 
     def _append_edge(self, rollout: _Rollout, edge: Edge, finished: Callable[[Tree], None]) -> None:
         """Add a turn to its rollout and request the next one, or finish the rollout; the last of a batch advances the plan."""
@@ -384,7 +371,10 @@ class Search:
         rollout.edges.append(edge)
         rollout.length += len(edge.token_ids) + len(edge.context_ids)
         if not (edge.terminal or edge.truncated):
-            self.engine.extend(rollout.session, edge.context_ids)
+            if edge.forgets:
+                self._reopen(rollout)
+            else:
+                self.engine.extend(rollout.session, edge.context_ids)
             if len(rollout.edges) == 1 and growth.tree.child(request.start, edge.token_ids) is None:
                 rollout.prefix = (self.engine.snapshot(rollout.session), rollout.length)
             if len(rollout.edges) != request.turns:

@@ -52,6 +52,8 @@ class Edge:
     """Per token, who wrote it; empty: the policy wrote all."""
     stop_reason: str = "stop"
     """Of the policy's turn (`stages.engine.engine.Turn`)."""
+    forgets: int = 0
+    """How many turns ago the observation was made that later turns do not see (`stages.environments.protocol.Step.forgets`)."""
 
     def solves(self, total: float) -> bool:
         """Whether an episode of return `total` that ends with this turn solves the task."""
@@ -325,6 +327,7 @@ class Tree:
             "R2": node.R2,
         }
         row |= {"owner": list(node.edge.owners)} if node.edge.owners else {}
+        row |= {"forgets": node.edge.forgets} if node.edge.forgets else {}
         more = {"W2": node.W2, "model_value": node.model_value, "drawn": node.drawn, "accepted": node.edge.accepted}
         return row if derived.rollouts_only(self.params) else row | more
 

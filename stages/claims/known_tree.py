@@ -135,6 +135,12 @@ class Chat:
     def action_text(self, turn_ids: Sequence[int]) -> str:
         return str(turn_ids[0])
 
+    def observation_text(self, token_ids: Sequence[int]) -> tuple[int, int]:
+        return 0, len(token_ids)
+
+    def argument_tokens(self, turn_ids: Sequence[int]) -> Sequence[int]:
+        return range(1)
+
 
 class FakeEngine:
     """Samples from `policy`. `advance` finishes at most `width` turns, in an order unrelated to that of the requests."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from stages.constraints.conformance import conformance
 from stages.constraints.formula import SpecError, load_spec, shipped
-from stages.constraints.settings import Constraint
+from stages.constraints.settings import make_rules
 from stages.constraints.transcript import Transcripts
 from stages.records.episode import read_rows
 from stages.runtime.command import command
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.command == "show":
             print(show(options.spec))
         else:
-            rules = Constraint(kind=options.kind, spec=options.spec, terminate_on_restart=not options.restart).rules
+            rules = make_rules(options.kind, options.spec, restarts=options.restart)
             columns = ["messages", "owner"]
             print(json.dumps(conformance(rules, read_rows(options.episodes, columns)), indent=1))
     except (SpecError, ValueError, FileNotFoundError) as error:

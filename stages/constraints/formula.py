@@ -258,10 +258,25 @@ def shipped() -> list[str]:
     return sorted(path.stem for path in SHIPPED.glob("*.sexp"))
 
 
+def is_file(kind: str, spec: str) -> bool:
+    """Whether `spec` names a file of the user's; regular expressions and shipped specifications are none."""
+    return kind != "regex" and not (kind == "ltl" and bool(_NAME.fullmatch(spec)))
+
+
+def spec_text(kind: str, spec: str) -> str:
+    """The text of a specification: a shipped one by name, a file's, or the regular expression itself. Raises SpecError for what
+    can't be read."""
+    if kind == "regex":
+        return spec
+    path = Path(spec) if is_file(kind, spec) else SHIPPED / f"{spec}.sexp"
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        if kind != "ltl":
+            raise SpecError(f"constraint.spec: the file '{spec}' can't be read: {error.strerror}") from error
+        raise SpecError(f"'{spec}' is neither a shipped specification ({', '.join(shipped())}) nor a readable file") from error
+
+
 def load_spec(name: str) -> Spec:
     """A shipped specification by name, or the file of that name. Raises SpecError if there is none."""
-    path = SHIPPED / f"{name}.sexp" if _NAME.fullmatch(name) else Path(name)
-    try:
-        return parse_spec(path.read_text(encoding="utf-8"), name)
-    except OSError as error:
-        raise SpecError(f"'{name}' is neither a shipped specification ({', '.join(shipped())}) nor a readable file") from error
+    return parse_spec(spec_text("ltl", name), name)

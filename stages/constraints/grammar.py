@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+import re
 from typing import Any
 
-from stages.constraints.formula import SpecError
+from stages.constraints.formula import SpecError, spec_text
 from stages.constraints.monitor import Position
 from stages.constraints.transcript import Reading
 
@@ -15,39 +15,39 @@ LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator":
 EXTRA = "pip install 'bellwether[constraints]'"
 
 
-def _source(kind: str, spec: str) -> str:
+def _source(kind: str, spec: str, text: str) -> str:
     """The grammar as llguidance reads it. Turns may begin with a blank, as many tokenizers begin texts. Raises SpecError for a
-    file that can't be read or parsed."""
+    text that can't be parsed."""
     main: dict[str, Any]
     if kind == "regex":
-        main = {"lark_grammar": f"start: /{spec.replace('/', chr(92) + '/')}/"}
+        # Lark writes an expression between slashes, so that its own need a backslash, unless they have one.
+        within = re.sub(r"\\.|/", lambda found: r"\/" if found.group() == "/" else found.group(), text, flags=re.DOTALL)
+        main = {"lark_grammar": f"start: /{within}/"}
+    elif kind == "grammar":
+        main = {"lark_grammar": text}
     else:
         try:
-            text = Path(spec).read_text(encoding="utf-8")
-        except OSError as error:
-            raise SpecError(f"constraint.spec: the file '{spec}' can't be read: {error.strerror}") from error
-        try:
-            main = {"lark_grammar": text} if kind == "grammar" else {"json_schema": {**json.loads(text), "x-guidance": LAYOUT}}
+            main = {"json_schema": {**json.loads(text), "x-guidance": LAYOUT}}
         except (TypeError, ValueError) as error:
             raise SpecError(f"constraint.spec: {spec} is not a JSON schema: {error}") from error
     return json.dumps({"grammars": [{"lark_grammar": 'start: " "? @main'}, {"name": "main", **main}]})
 
 
 class GrammarRules:
-    """The rules of `kind` regex, json_schema or grammar. Each turn stands alone: positions are always (). Raises SpecError for a
-    grammar that llguidance does not accept."""
+    """The rules of `kind` regex, json_schema or grammar. Each turn stands alone: positions are always (). text: the
+    specification's, by default that of the file `spec`. Raises SpecError for a grammar that llguidance does not accept."""
 
     start: Position = ()
 
-    def __init__(self, kind: str, spec: str) -> None:
-        self.kind, self.spec = kind, spec
-        self.source = _source(kind, spec)
+    def __init__(self, kind: str, spec: str, text: str | None = None) -> None:
+        self.kind, self.spec, self.text = kind, spec, spec_text(kind, spec) if text is None else text
+        self.source = _source(kind, spec, self.text)
         self._bytes: Any = None
         if problem := self.matcher().get_error():
             raise SpecError(f"constraint.spec: {kind} {spec!r} is not valid: {problem}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return GrammarRules, (self.kind, self.spec)
+        return GrammarRules, (self.kind, self.spec, self.text)
 
     def matcher(self, tokenizer: Any = None) -> Any:
         """A fresh `llguidance.LLMatcher`; tokenizer: an `LLTokenizer`, by default of bytes."""

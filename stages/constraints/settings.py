@@ -8,10 +8,10 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from stages.constraints.formula import SpecError, load_spec
+from stages.constraints.formula import SpecError, is_file, parse_spec, spec_text
 from stages.constraints.grammar import EXTRA, GrammarRules
 from stages.constraints.transcript import Transcripts
-from stages.runtime.validation import Checked
+from stages.runtime.validation import Checked, watched
 
 Stage = Literal["curate", "rollout", "annotate", "rl", "evaluate"]
 Rules = Transcripts | GrammarRules
@@ -26,7 +26,7 @@ class Constraint(Checked):
     """ltl: a behaviour formula over named states; the others hold for each turn by itself (extra `constraints`)."""
     spec: str = "react"
     """ltl: a shipped specification (react, reflexion, pass, search_then_answer) or a file; regex: a regular expression of Rust;
-    json_schema, grammar (Lark): a file."""
+    json_schema, grammar (Lark): a file. Files are below data/raw, where DVC tracks changes."""
     enforcement: Literal["mask", "rollback", "retry", "report_only"] = "mask"
     """mask: tokens that would violate are never drawn; rollback: they are drawn, taken back, and drawn anew among the valid
     states; retry: a turn that violates is drawn again; report_only: violations are counted."""
@@ -39,9 +39,9 @@ class Constraint(Checked):
     cut by the limits."""
     values: dict[str, list[str]] = {}
     """ltl: closed lists of contents by state, such as {action: [search]}."""
-    on_invalid_value: Literal["violation", "first_option"] = "violation"
-    """ltl, unless masked: a content outside a closed list counts as a violation, or the entry that resembles it is taken, the
-    first if none does."""
+    on_invalid_value: Literal["violation", "first_option", "error"] = "violation"
+    """ltl, unless masked: a content outside a closed list counts as a violation; or the entry that resembles it is taken, the
+    first if none does; or it is an error, which stops the stage."""
     retries: Annotated[int, Field(ge=1, le=100)] = 3
     """retry: draws of a turn at most."""
     terminate_on_restart: bool = True
@@ -56,7 +56,8 @@ class Constraint(Checked):
     def rules(self) -> Rules:
         """Raises SpecError for a specification that is missing or not valid."""
         values = tuple((name, tuple(listed)) for name, listed in sorted(self.values.items()))
-        return _rules(self.kind, self.spec, values, self.on_invalid_value == "first_option", not self.terminate_on_restart)
+        closest, restarts = self.on_invalid_value == "first_option", not self.terminate_on_restart
+        return make_rules(self.kind, self.spec, values, closest, restarts)
 
     def enforces(self, stage: str) -> bool:
         """Whether the policy's sampling changes in a stage."""
@@ -64,8 +65,10 @@ class Constraint(Checked):
 
     @model_validator(mode="after")
     def _valid(self) -> Constraint:
-        if self.kind != "ltl" and importlib.util.find_spec("llguidance") is None:
-            raise ValueError(f"kind {self.kind} needs llguidance, which is not installed: {EXTRA}, or set kind to ltl")
+        if lacking := lacks(self.kind):
+            raise ValueError(f"{lacking}, or set kind to ltl")
+        if is_file(self.kind, self.spec) and not watched(self.spec):
+            raise ValueError(f"spec is {self.spec}; put the file below data/raw, where DVC tracks changes")
         if self.kind != "ltl" and self.values:
             raise ValueError(f"values has no effect with kind {self.kind}; remove it, or set kind to ltl")
         if self.kind != "ltl" and self.enforcement == "rollback":
@@ -84,8 +87,30 @@ class Constraint(Checked):
         return self
 
 
+def lacks(kind: str) -> str | None:
+    """What a kind needs that is not installed, and how to install it; None if it needs nothing more."""
+    missing = kind != "ltl" and importlib.util.find_spec("llguidance") is None
+    return f"kind {kind} needs llguidance, which is not installed: {EXTRA}" if missing else None
+
+
+def make_rules(
+    kind: str,
+    spec: str,
+    values: tuple[tuple[str, tuple[str, ...]], ...] = (),
+    closest: bool = False,
+    restarts: bool = False,
+) -> Rules:
+    """The rules of a specification; values, closest, restarts: of kind ltl, see `Transcripts`. A file is read anew each time, and
+    parsed again if its text has changed. Raises SpecError."""
+    if lacking := lacks(kind):
+        raise SpecError(lacking)
+    return _parsed(kind, spec, spec_text(kind, spec), values, closest, restarts)
+
+
 @lru_cache(64)
-def _rules(kind: str, spec: str, values: tuple[tuple[str, tuple[str, ...]], ...], closest: bool, restarts: bool) -> Rules:
+def _parsed(
+    kind: str, spec: str, text: str, values: tuple[tuple[str, tuple[str, ...]], ...], closest: bool, restarts: bool
+) -> Rules:
     if kind == "ltl":
-        return Transcripts(load_spec(spec).with_values(dict(values)), closest, restarts)
-    return GrammarRules(kind, spec)
+        return Transcripts(parse_spec(text, spec).with_values(dict(values)), closest, restarts)
+    return GrammarRules(kind, spec, text)

@@ -27,6 +27,8 @@ class Reading:
     """Why the turn does not obey the formula; "": it does."""
     at: int = 0
     """With a violation: the characters of the turn before it."""
+    outside: str = ""
+    """With a violation: the state whose content is not in its closed list, if it is that."""
 
 
 def option_for(content: str, values: Sequence[str], closest: bool) -> str | None:
@@ -124,7 +126,7 @@ class Transcripts:
     def read(self, position: Position | None, text: str) -> Reading:
         """A turn that begins at `position` (None: after a violation)."""
         parts: list[tuple[str, str]] = []
-        violation, at = "", 0
+        violation, at, outside = "", 0, ""
         for state, content, place in self.segments(text):
             if state is not None and state.values:
                 content = option_for(content, state.values, self.closest) or content
@@ -136,13 +138,14 @@ class Transcripts:
                     violation, at = f"{state.name} where {valid} may come", place
                 elif state.values and content not in state.values:
                     violation, at = f"{content[:40]!r} is not among the values of {state.name}", place + len(state.text)
+                    outside = state.name
                 else:
                     position = self.monitor.step(position, state.name)
             if state is not None:
                 parts.append((state.name, content))
         if position is not None and not violation and not (parts and self.may_end(position)):
             violation, at = f"the turn ends before {', '.join(self.monitor.choices(position)) or 'anything'}", len(text)
-        return Reading(tuple(parts), None if violation else position, violation, at)
+        return Reading(tuple(parts), None if violation else position, violation, at, outside)
 
     def commands(self, text: str) -> list[str]:
         """What a turn sends to the environment; the text itself if no state sends something, or if it has none of the states."""

@@ -48,11 +48,26 @@ def game_lines(domain: Domain, curate: Curate, count: int, seed: int) -> Iterato
             yield record_line(game)
 
 
-def self_play_lines(domain: Domain, curate: Curate, count: int, seed: int) -> Iterator[str]:
+def self_play_lines(domain: Domain, params: Params, count: int, seed: int) -> Iterator[str]:
+    """Raises ParamsError where the domain's method proposes no tasks, and where too few scripted proposals pass its gate."""
+    from stages.algorithms.resolve import resolve_section
+
+    _, rl = resolve_section(params.section("rl", domain.name), params.model.max_length)
+    if rl.tasks.source != "self_play":
+        raise ParamsError(
+            f"rl.algorithm {rl.algorithm} of {domain.name} proposes no questions: set it to ssp (profiles/methods/ssp.yaml)"
+        )
+    written = 0
     with TemporaryDirectory() as folder:
-        tasks = built_tasks(domain, curate, Path(folder))
-        for record in conversations(domain, Path(folder), tasks, count, seed):
+        tasks = built_tasks(domain, params.section("curate", domain.name), Path(folder))
+        for record in conversations(domain, Path(folder), tasks, rl.tasks.settings, count, seed):
+            written += 1
             yield record_line(record)
+    if written < count:
+        raise ParamsError(
+            f"{domain.name}: scripted proposals about {len(tasks)} training tasks give {written} records, not {count}; lower "
+            f"--count, raise curate.train, or relax rl.tasks.settings.gate (min_words, min_queries)"
+        )
 
 
 def team_lines(domain: Domain, params: Params, count: int, seed: int) -> Iterator[str]:
@@ -86,9 +101,10 @@ def main() -> int:
             lines = raw_lines(domain, options.count, options.seed)
         elif options.kind == "team":
             lines = team_lines(domain, params, options.count, options.seed)
+        elif options.kind == "self_play":
+            lines = self_play_lines(domain, params, options.count, options.seed)
         else:
-            make = game_lines if options.kind == "games" else self_play_lines
-            lines = make(domain, params.section("curate", domain.name), options.count, options.seed)
+            lines = game_lines(domain, params.section("curate", domain.name), options.count, options.seed)
         for line in lines:
             sys.stdout.write(line + "\n")
     except (ValueError, FileNotFoundError) as error:

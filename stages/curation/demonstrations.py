@@ -15,7 +15,7 @@ from typing import Any
 from stages.curation.cleaning import episode_length, is_near_duplicate
 from stages.curation.settings import Curate
 from stages.curation.thoughts import add_thoughts
-from stages.environments.protocol import Domain, Environment
+from stages.environments.protocol import Domain, Environment, allow_conversations
 from stages.environments.registry import load_domain
 from stages.records.actions import action_key
 from stages.records.episode import EXPERT, NOISY, Episode, TurnRecord
@@ -57,12 +57,23 @@ class Demonstrations:
         self.rejected += other.rejected
 
 
+def _prompt(environment: Environment, task: Task) -> str | None:
+    """Start the task; its first message, or None if there are answers of others before it."""
+    allow_conversations(environment, "begun")
+    first = environment.reset(task)
+    return None if first.before else opening(task.prompt, first.text)
+
+
 def play_out(
     environment: Environment, task: Task, name: str, policy_hash: str, choose: Callable[[], str | None], *, complete: bool = True
 ) -> Episode | None:
     """One episode of `task` with the actions of `choose`. If that returns None before the end: None, or the episode so far
-    unless it must be `complete`."""
-    prompt = opening(task.prompt, environment.reset(task).text)
+    unless it must be `complete`. A task that begins with answers of others has none: None, or ValueError unless it must be."""
+    prompt = _prompt(environment, task)
+    if prompt is None and not complete:
+        raise ValueError(f"{task.task_id} begins with answers of others, so that it can't be replayed; leave task_id out")
+    if prompt is None:
+        return None
     episode = Episode(
         episode_id=f"{task.task_id}/{name}",
         task_id=task.task_id,
@@ -104,6 +115,8 @@ def play_out(
         episode.messages.append({"role": "assistant", "content": action})
         if step.done:
             break
+        if 0 < step.forgets < len(episode.turns):
+            episode.forgotten.append([len(episode.turns) - 1 - step.forgets, len(episode.turns) - 1])
         episode.messages.append({"role": "user", "content": step.observation.text})
     episode.reward = sum(turn.reward for turn in episode.turns)
     episode.terminated, episode.truncated = step.terminated, step.truncated

@@ -9,15 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from stages.agent.prompts import load_prompt
-from stages.algorithms.parts.self_play import Gate, Proposal, Proposer, failed_rule, mixed_evidence, proposal_of, proposer_prompt
+from stages.algorithms.parts.self_play import (
+    Proposal,
+    SelfPlaySettings,
+    failed_rule,
+    mixed_evidence,
+    proposal_of,
+    proposer_prompt,
+)
 from stages.environments.protocol import Domain, Environment
 from stages.environments.self_play import PROPOSER, SelfPlayEnvironment
 from stages.records.episode import TurnRecord
 from stages.records.task import Task, opening
 from stages.seeding import permutation, stream
-
-GATE = Gate(min_words=1, min_queries=1)
-"""Rules that a scripted proposal has to pass; words and searches depend on the domain."""
 
 
 def scripted_actions(domain: Domain, task: Task, environment: Environment) -> list[str]:
@@ -48,27 +52,30 @@ def played(
     return turns, messages[:-1]
 
 
-def conversations(domain: Domain, folder: Path, tasks: Sequence[Task], count: int, seed: int) -> Iterator[dict[str, Any]]:
+def conversations(
+    domain: Domain, folder: Path, tasks: Sequence[Task], settings: SelfPlaySettings, count: int, seed: int
+) -> Iterator[dict[str, Any]]:
     """`count` records for `curate.imports`, every third one a reader's; fewer if there are not enough tasks whose scripted
-    proposal passes the rules and, where the domain reads by rules, whose evidence gives the answer."""
+    proposal passes the rules of the gate and, where the domain reads by rules, whose evidence gives the answer."""
+    gate = settings.gate
     inner, known = domain.make(folder), {task.task_id: task for task in tasks}
     environment = SelfPlayEnvironment(inner)
     before: list[Proposal] = []
     written = 0
     for task in permutation(list(tasks), "self_play.demonstrations", seed):
         rng = stream("self_play.demonstration", seed, task.task_id)
-        text = proposer_prompt(Proposer(), domain, task, known, rng)
+        text = proposer_prompt(settings.proposer, domain, task, known, rng)
         asked = replace(task, prompt=text, spec={**task.spec, "role": PROPOSER})
         found = played(environment, asked, scripted_actions(domain, task, inner))
         if found is None:
             continue
         proposal = proposal_of(task.spec["answer"], found[0])
-        evidence = mixed_evidence(proposal.evidence, [one.evidence for one in before[-8:]], 4, rng)
+        evidence = mixed_evidence(proposal.evidence, [one.evidence for one in before[-8:]], gate.noisy_blobs, rng)
         by_rules = not hasattr(domain, "read") or domain.read(proposal.question, evidence) == proposal.answer
-        if failed_rule(proposal, GATE) or not by_rules:
+        if failed_rule(proposal, gate) or not by_rules:
             continue
         before.append(proposal)
-        reads = load_prompt("reader.txt").fill(evidence=evidence, question=proposal.question)
+        reads = load_prompt(gate.prompt).fill(evidence=evidence, question=proposal.question)
         reader = [{"role": "user", "content": reads}, {"role": "assistant", "content": f"answer {proposal.answer}"}]
         for messages in [found[1], *([reader] if written % 3 == 1 else [])]:
             if written < count:

@@ -39,7 +39,7 @@ class ConstrainedEnvironment:
         return self.environment.reset(task)
 
     def drawn(self, logprobs: Sequence[float]) -> None:
-        """See `tell_logprobs`. They are those of the whole turn, and go with its first command."""
+        """See `tell_logprobs`. They are those of the turn's text after its first word, and go with its first command."""
         tell_logprobs(self.environment, logprobs)
 
     def _act(self, commands: Sequence[str]) -> Step:
@@ -61,7 +61,13 @@ class ConstrainedEnvironment:
         return step
 
     def step(self, action: str) -> Step:
+        """Raises ValueError for a content outside a closed list, where on_invalid_value says so."""
         reading = self.rules.read(self.position, action)
+        if reading.outside and self.constraint.on_invalid_value == "error":
+            raise ValueError(
+                f"environment.constraint.on_invalid_value is error: in the turn {shortened(action)}, {reading.violation}; extend "
+                f"its closed list, let this stage mask (enforcement, apply), or set on_invalid_value to violation"
+            )
         step = self._act(self.rules.commands(action) or [""])
         violated = bool(reading.violation) and not self.violated
         self.violated |= violated

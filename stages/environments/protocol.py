@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Protocol, Self, runtime_checkable
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, model_validator
 
@@ -24,6 +24,9 @@ class Observation:
     """What the agent reads. Plain text; the chat template turns it into tokens."""
 
     text: str
+    before: tuple[Mapping[str, str], ...] = ()
+    """Where it begins a conversation: messages before it, user first and an assistant's last, that the policy did not write in
+    this conversation, such as examples. See `allow_conversations`."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +46,13 @@ class Step:
     cost: float = 0.0
     terms: Mapping[str, float] = field(default_factory=dict)
     """Named parts of the reward, e.g. {"exact_match": 1.0, "f1": 1.0}; reported, not summed. See also `SUCCESS_TERM`."""
+    forgets: int = 0
+    """How many steps ago the observation was made that the policy's turns do not see from now on; 0: they see all."""
     evidence: bool = False
     """The action stood for an observation: the policy wrote the result of its own search. EVIDENCE then owns its tokens."""
+    conversation: int | None = None
+    """Where an environment holds several conversations (`allow_conversations`): the one that the observation belongs to, if not
+    the action's. `reset` begins number 0; a new number begins with the observation, a known one goes on."""
 
     @property
     def done(self) -> bool:
@@ -82,12 +90,32 @@ class Environment(Protocol):
     def close(self) -> None: ...
 
 
+Most = Literal["plain", "begun", "several"]
+"""What a caller of an environment can follow: plain: one conversation, which begins with one message; begun: one, whose first
+observation may have messages `before` it; several: also steps that name another conversation."""
+
+
+def allow_conversations(environment: Environment, most: Most) -> None:
+    """Tell an environment with a method `conversations(most)`, before `reset`, what its caller can follow; others have one plain
+    conversation, and so has such an environment until it is told."""
+    tell = getattr(environment, "conversations", None)
+    if tell is not None:
+        tell(most)
+
+
 def tell_logprobs(environment: Environment, logprobs: Sequence[float]) -> None:
-    """Tell an environment with a method `drawn(logprobs)` the log-probabilities of the tokens of the action that it gets next, as
-    they were drawn; others are not told. Such an environment depends on how sure the policy was of its actions."""
+    """Tell an environment with a method `drawn(logprobs)` the log-probabilities of the tokens that the policy drew of the next
+    action's argument (of the query in `search <query>`); others are not told. Such an environment depends on how sure the policy
+    was of its arguments."""
     drawn = getattr(environment, "drawn", None)
     if drawn is not None:
         drawn(list(logprobs))
+
+
+def forgets(domain: object) -> bool:
+    """Whether steps of the domain's environment hide earlier observations (`Step.forgets`)."""
+    told = getattr(domain, "forgets", None)
+    return told is not None and bool(told())
 
 
 class DomainSettings(Checked):
@@ -179,6 +207,9 @@ class Domain(Protocol):
     # may contain; program judges perceive it with planted errors, and judges are measured against it. Default: the return.
     # `attributes(task, actions) -> Mapping[str, float]`: further qualities of an episode, which principles name
     # (annotate.judge_model.principles), in units in which episodes differ by about 1.
+    # `checklist(task, actions) -> Mapping[str, bool]`: what a good episode meets, in words that depend on the task alone, and
+    # whether this one does (`rl.judge.scheme: checklist`).
+    # `hidden`: names of reward terms, "success" among them if it follows from the quality, that no reward may read; metrics do.
     # For self-play (`rl.tasks.source: self_play`), where tasks have `spec["answer"]` and episodes end with `answer <text>`:
     # - `asked(question) -> str`: the prompt of a free question; default: the question;
     # - `topic(task) -> str`: where the answer is found, for the proposer's prompt; default: "";
@@ -187,6 +218,7 @@ class Domain(Protocol):
     #   the expert's, and the task's prompt as the question.
     # For rewards and judges that read references: `references(task) -> Sequence[str]`, good final actions; and
     # `reward_chain(task) -> stages.records.reward_chain.RewardChain`, their key words and style; default: rules on references.
+    # `mistakes(task) -> Sequence[str]`: what reads like a reference and is wrong, for verifiers to learn from.
     # For demonstrations with thoughts (curate.thoughts): `thought(task, actions) -> str`, what an expert thinks before the last
     # of the actions.
     # For off-policy methods: `known_actions(task) -> Sequence[tuple[str, float]]`, final actions with their return.
@@ -194,6 +226,7 @@ class Domain(Protocol):
     # the domain needs on this machine (a sandbox, say), prints it to standard error, and raises ParamsError if it is missing.
     # For domains that nothing can be trained on: `only_tests = True`; they are listed in evaluate.transfer.
     # For results that the policy writes itself: `writes_evidence() -> bool`.
+    # For steps that hide earlier observations (`Step.forgets`): `forgets() -> bool`.
     # For costs in rewards (`rl.cost`): `tools() -> Sequence[str]`, the names of priced tools.
     # For critics: `returns() -> tuple[float, float]`, the smallest and largest return, if they are not 0 and 1.
     # For curation:

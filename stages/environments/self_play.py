@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stages.environments.protocol import Environment, Observation, Step
+from stages.environments.protocol import Environment, Observation, Step, tell_logprobs
 from stages.records.task import Task
 
 PROPOSER, READER = "proposer", "reader"
@@ -52,6 +52,10 @@ class SelfPlayEnvironment:
         self._marks += len(_MARK.findall(action))
         step = self.inner.step(action)
         return replace(step, terms={**step.terms, MARKS_TERM: float(self._marks)}) if step.done else step
+
+    def drawn(self, logprobs: Sequence[float]) -> None:
+        """See stages.environments.protocol.tell_logprobs."""
+        tell_logprobs(self.inner, logprobs)
 
     def _propose(self, action: str) -> Step:
         if proposed_question(action):

@@ -23,8 +23,9 @@ from stages.curation.panel import Panel, make_panel, read_panel
 from stages.engine.engine import Engine, EngineSettings, Sampling
 from stages.environments.protocol import Domain, Environment
 from stages.environments.registry import load_domain
+from stages.evaluation.replaced import Replaced
 from stages.evaluation.stored_episodes import packed
-from stages.records.episode import Episode, Owner, TurnRecord, episode_row, read_tasks
+from stages.records.episode import Episode, Owner, TurnRecord, conversations, episode_row, read_tasks
 from stages.records.task import Split, Task
 from stages.records.tools import calls_by_tool
 
@@ -130,6 +131,8 @@ class Job:
     """Whether conversations are plain text (stages/agent/plain_text.py)."""
     search: TreeSearch | None = None
     """How the model looks ahead (stages/evaluation/tree_search.py); None: it plays what it draws."""
+    replaced: Replaced | None = None
+    """Members of the team that are replaced (stages/evaluation/coalition_play.py); None: none."""
 
     @property
     def name(self) -> str:
@@ -235,8 +238,8 @@ def row_of(episode: Episode, task: Task, attempt: int, panel: str, domain: Domai
         "policy_hash": episode.policy_hash,
         "success": episode.success,
         "reward": episode.reward,
-        "turns": len(episode.turns),
-        "tokens": episode.policy_tokens,
+        "turns": sum(len(one.turns) for one in conversations([episode])),
+        "tokens": sum(one.policy_tokens for one in conversations([episode])),
         "accepted": sum(turn.accepted for turn in acted) / len(acted) if acted else 0.0,
         "cost": sum(turn.cost for turn in episode.turns),
         "difficulty": task.difficulty,
@@ -329,6 +332,7 @@ def _episodes(
     from stages.agent.best_of_n import tokens_not_played
     from stages.agent.environment_pool import EnvironmentPool
     from stages.agent.rollout import Labels, collect
+    from stages.evaluation.coalition_play import play_coalition
     from stages.evaluation.team_episodes import play_team
 
     player, engine_settings, scaffold = _player(job.folder, settings.engine, job.plain), settings.engine, settings.scaffold
@@ -345,7 +349,8 @@ def _episodes(
                     f"evaluate.models: a model that plays {job.domain} in a team can't look ahead; leave out its +search"
                 )
             parts = (player, engine, pool, requests, settings.sampling, labels, engine_settings)
-            episodes, said = play_team(job.folder, team, *parts, **limits)
+            together = play_team if job.replaced is None else partial(play_coalition, job.replaced)
+            episodes, said = together(job.folder, team, *parts, **limits)
             return episodes, {name: {"tokens": tokens} for name, tokens in said.items()}
         if job.search is None:
             episodes = collect(engine, player.chat, pool, requests, settings.sampling, labels, **limits)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -9,7 +10,11 @@ from pydantic import Field, field_validator, model_validator
 from stages.agent.scaffold import Scaffold
 from stages.engine.settings import SamplingParams
 from stages.judging.utility_settings import Utilities
-from stages.runtime.validation import Count, NonNegative, Section
+from stages.runtime.validation import Count, NonNegative, ParamsError, Section
+
+Replacement = Literal["noop", "random", "random_player"]
+MOST_PLAYERS = 8
+"""Of a team: 2^8 coalitions play the panel."""
 
 
 class BestOf(Section):
@@ -45,6 +50,49 @@ class TreeSearch(Section):
         return self
 
 
+class Attribution(Section):
+    """What each member of a team (rl.team) contributes to its success (shapley_marl, arXiv 2110.01307): the team plays its panel
+    with every subset of the players active and the others replaced, all on the same random draws. The rows of these 2^n - 1
+    further models are in data/evaluation/rows.parquet, as rl@search[planner]."""
+
+    method: Literal["shapley", "banzhaf"] = "shapley"
+    """shapley: contributions sum to what the team gains over nobody; banzhaf: mean gain over all subsets of the others."""
+    replacement: Replacement = "noop"
+    """What takes a replaced member's place. noop: nothing, so that its message is dropped; where it is the one that acts, nothing
+    is done. random: what it said in another task. random_player: what another member says in its place."""
+    players: list[str] = []
+    """Roles whose contributions are computed; the others always play. Empty: all of a team."""
+
+    @field_validator("players")
+    @classmethod
+    def _once(cls, value: list[str]) -> list[str]:
+        if len(set(value)) != len(value):
+            raise ValueError(f"names a role twice: {value}")
+        return value
+
+    def players_of(self, roles: Sequence[str]) -> list[str]:
+        """Those of a team's roles that are players."""
+        return [role for role in roles if not self.players or role in self.players]
+
+    def problem(self, teams: Mapping[str, Sequence[str]]) -> str | None:
+        """Why this finds nothing to do, with the remedy; None if it does. teams: domain -> roles of its team, if it has one."""
+        together = {domain: roles for domain, roles in teams.items() if len(roles) > 1}
+        if not together:
+            return "has no effect without a team of at least two: list rl.team.members, or set it to null"
+        known = list(dict.fromkeys(role for roles in together.values() for role in roles))
+        if unknown := [role for role in self.players if role not in known]:
+            return f"players names {unknown[0]}, which is no role of rl.team: {', '.join(known)}"
+        if large := next((roles for roles in together.values() if len(self.players_of(roles)) > MOST_PLAYERS), None):
+            return f"plays 2^n coalitions, too many of {len(large)} players: name at most {MOST_PLAYERS} in players"
+        return None
+
+
+def check_attribution(attribution: Attribution | None, teams: Mapping[str, Sequence[str]], source: str) -> None:
+    """Raise ParamsError if `attribution` finds nothing to do (`Attribution.problem`)."""
+    if attribution is not None and (problem := attribution.problem(teams)):
+        raise ParamsError(f"{source}: evaluate.attribution {problem}")
+
+
 class Evaluate(Section):
     """Models that play the frozen panels."""
 
@@ -74,6 +122,8 @@ class Evaluate(Section):
     scaffold: Scaffold = Scaffold()
     utilities: Utilities | None = None
     """What the models prefer among outcomes, and how coherently. null: not asked."""
+    attribution: Annotated[Attribution | None, Field(exclude_if=lambda one: one is None)] = None
+    """What each member of a team contributes. null: not computed."""
     transfer: list[str] = []
     """Domains that nothing is trained on, and whose frozen panels all models play, too; each needs an entry in `per_domain`, of
     which `environment` and `curate.test` count."""
@@ -86,3 +136,15 @@ class Evaluate(Section):
         if len(set(value)) != len(value):
             raise ValueError(f"lists a domain twice: {value}")
         return value
+
+
+def reader_of_histories(evaluate: Evaluate, text: bool) -> str | None:
+    """What of these settings does not work in a domain that hides earlier observations (`Step.forgets`); None if all do. text:
+    `resources.engine.text`."""
+    scaffold = evaluate.scaffold
+    found = {
+        "evaluate.scaffold.window counts exchanges": scaffold.window is not None,
+        f"evaluate.scaffold.think: {scaffold.think} puts turns between steps": scaffold.think in ("reflect", "both"),
+        "resources.engine.text: true sends conversations as text": text,
+    }
+    return next((reader for reader, holds in found.items() if holds), None)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,16 @@ def play_team(
     player, engine: of the acting member, whose weights are in `folder`; limits: `max_length`, `max_turns` and `width` of
     `collect_team`. Members without weights of their own share the player's.
     """
+    with team_engines(folder, team, player, engine, settings) as engines:
+        episodes = collect_team(engines, player.chat, pool, requests, team.members, sampling, labels, **limits)
+    return [one for one in episodes if one.role == team.members[-1].role], dict(others_tokens(episodes, team))
+
+
+@contextmanager
+def team_engines(
+    folder: Path, team: StoredTeam, player: Player, engine: Engine, settings: EngineSettings
+) -> Iterator[dict[str, Engine]]:
+    """The engine of each role; see `play_team`."""
     engines: dict[str, Engine] = {}
     with ExitStack() as opened:
         for member in team.members[:-1]:
@@ -58,8 +68,7 @@ def play_team(
                 opened.callback(own.close)
                 engines[member.role] = own.engine
         engines[team.members[-1].role] = engine
-        episodes = collect_team(engines, player.chat, pool, requests, team.members, sampling, labels, **limits)
-    return [one for one in episodes if one.role == team.members[-1].role], others_tokens(episodes, team)
+        yield engines
 
 
 def others_tokens(episodes: Sequence[Episode], team: StoredTeam) -> Mapping[str, int]:

@@ -107,9 +107,17 @@ class Episode:
     """Whose turns these are, such as "proposer" or "solver"; "" where no roles are distinguished. An episode is what one role
     reads and writes."""
     play: str = ""
-    """Where several roles act in one run of an environment, each has an episode of its own: the id that these share."""
+    """Where several roles act in one run of an environment, or it holds several conversations, each has an episode of its own:
+    the id that these share."""
     moves: list[int] = field(default_factory=list)
     """With `play`: the place of each turn among all turns of the play, from 0."""
+    forks: list[Episode] = field(default_factory=list, metadata={"stored": False})
+    """The play's further conversations, each an episode (stages/agent/conversations.py). Not a column of the table, where each
+    has a row of its own."""
+    forgotten: list[list[int]] = field(default_factory=list)
+    """[turn, by]: the observation of `turn` is hidden from the turns after `by` (stages/agent/forgetting.py)."""
+    hidden: list[tuple[int, int, int]] = field(default_factory=list, metadata={"stored": False})
+    """Of `forgotten`, the tokens: (start, stop, since). Not a column of the table."""
     kept: list[Sequence[int]] = field(default_factory=list, metadata={"stored": False})
     """Per token, those that it was drawn from where top-k or top-p left only some, for training; empty for other tokens. Shorter
     than `token_ids` if the last ones have none. Not a column of the table."""
@@ -127,6 +135,7 @@ class Episode:
             logprob=[self.logprob[place] for place in kept],
             turn=[self.turn[place] for place in kept],
             turns=turns,
+            hidden=[(start - removed, stop - removed, since - removed) for start, stop, since in self.hidden],
             kept=self.kept[removed:],
         )
 
@@ -168,6 +177,26 @@ class Episode:
     @property
     def policy_tokens(self) -> int:
         return sum(owner == Owner.POLICY for owner in self.owner)
+
+
+def forks_of(played: Iterable[Episode]) -> list[Episode]:
+    """The plays' conversations after their first ones, in order."""
+    return [fork for episode in played for fork in episode.forks]
+
+
+def conversations(played: Iterable[Episode]) -> list[Episode]:
+    """All conversations of the plays, each play's first one first."""
+    return [one for episode in played for one in (episode, *episode.forks)]
+
+
+def joined(rows: Iterable[Episode]) -> list[Episode]:
+    """Episodes as a table has them, with the forks of each play where they were when it was played, sorted by id."""
+    found = sorted(rows, key=lambda episode: episode.episode_id)
+    leads = {episode.episode_id: episode for episode in found if episode.play in ("", episode.episode_id)}
+    for episode in found:
+        if episode.episode_id not in leads:
+            leads[episode.play].forks.append(episode)
+    return list(leads.values())
 
 
 _TURN = pa.struct(
@@ -212,7 +241,9 @@ EPISODE_SCHEMA = pa.schema(
     ]
 )
 ROLE_COLUMNS = [("role", pa.string()), ("play", pa.string()), ("moves", pa.list_(pa.int32()))]
-"""Columns that a table of episodes has only if one of them has a role."""
+"""Columns that a table of episodes has only if one of them has a role or shares a play."""
+FORGOTTEN_COLUMN = ("forgotten", pa.list_(pa.list_(pa.int16())))
+"""A table of episodes has it only if one of them forgets an observation."""
 
 
 SAMPLE_COLUMNS = (("step", pa.int32()), ("advantages", pa.list_(pa.float32())))
@@ -228,9 +259,11 @@ def sample_schema(rows: Sequence[Mapping[str, Any]]) -> pa.Schema:
 
 
 def episode_schema(rows: Iterable[Mapping[str, Any]], *further: tuple[str, pa.DataType]) -> pa.Schema:
-    """EPISODE_SCHEMA, then ROLE_COLUMNS if a row has a role, then `further` columns."""
-    roles = ROLE_COLUMNS if any(row.get("role") for row in rows) else []
-    return pa.schema([*EPISODE_SCHEMA, *roles, *further])
+    """EPISODE_SCHEMA, then ROLE_COLUMNS if a row has a role or a play, FORGOTTEN_COLUMN if one forgets, then `further`."""
+    rows = list(rows)
+    roles = ROLE_COLUMNS if any(row.get("role") or row.get("play") for row in rows) else []
+    forgotten = [FORGOTTEN_COLUMN] if any(row.get("forgotten") for row in rows) else []
+    return pa.schema([*EPISODE_SCHEMA, *roles, *forgotten, *further])
 
 
 TASK_SCHEMA = pa.schema(
@@ -275,20 +308,6 @@ history is the concatenation along its path. `n_success` and `n_rollouts` count 
 separately from the tree's `N` and `W`; `R` sums the discounted returns after the node in these rollouts, and `R2` their
 squares. The root has parent -1, no action, and the prompt as its context."""
 
-PREFERENCE_SCHEMA = pa.schema(
-    [
-        ("pair_id", pa.string()),
-        ("task_id", pa.string()),
-        ("prompt", _MESSAGES),
-        ("chosen", _MESSAGES),
-        ("rejected", _MESSAGES),
-        ("chosen_value", pa.float64()),
-        ("rejected_value", pa.float64()),
-        ("weight", pa.float64()),
-    ]
-)
-"""Imported preference pairs as text: two continuations of the same prompt. `task_id` is "" for pairs without a task."""
-
 
 def write_table(path: Path | str, schema: pa.Schema, rows: Iterable[Mapping[str, Any]], *, durable: bool = True) -> None:
     """Write rows to `path` atomically, in the given order; the same rows always give the same bytes. Raises OSError."""
@@ -331,7 +350,7 @@ def _stored(record: Episode | TurnRecord) -> dict[str, Any]:
 
 
 def episode_row(episode: Episode) -> dict[str, Any]:
-    """A row of EPISODE_SCHEMA and ROLE_COLUMNS, which are written if the table has them (`episode_schema`)."""
+    """A row of EPISODE_SCHEMA and further columns, which are written if the table has them (`episode_schema`)."""
     row = _stored(episode)
     row["turns"] = [_stored(turn) for turn in episode.turns]
     row["reward_terms"] = json.dumps(episode.reward_terms, sort_keys=True)

@@ -60,10 +60,15 @@ ADDED: Mapping[str, Any] = {
     "guided": 0.0,
     "instructed": 0.0,
     "distribution": None,
+    "std_eps": 0.1,
+    "ratio_range": [0.1, 10.0],
     "ensemble": None,
     "model_rollouts": None,
     "roles": {},
     "combine": False,
+    "labelled_pairs": None,
+    "least_kappa": None,
+    "longest_wait_s": 300.0,
 }
 """Keys that are left out of hashes while they have this value, their default: adding them changed no hash."""
 

@@ -7,17 +7,24 @@ votes receive only the action.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from stages.runtime.validation import Section
 
+Occurrence = Literal["first", "last"]
+
 
 def _absent(value: object) -> bool:
     """Unset keys leave hashes and dumps as they are."""
     return not value
+
+
+def _is_last(value: object) -> bool:
+    """As `_absent`, for `occurrence`."""
+    return value == "last"
 
 
 class Thinking(Section):
@@ -27,6 +34,8 @@ class Thinking(Section):
     """Marker that opens a thought."""
     end: str = "</think>"
     """Marker that closes a thought."""
+    occurrence: Annotated[Occurrence, Field(exclude_if=_is_last)] = "last"
+    """After which end marker the action begins, if a turn has several. Environments and judges read by the same one."""
     response: Annotated[tuple[str, ...], Field(max_length=2, exclude_if=_absent)] = ()
     """[start, end]: markers around the action after the thought, such as [<response>, </response>]; the action is the text
     between them, or without them the whole text. []: none."""
@@ -58,6 +67,8 @@ class ParsedTurn:
     """The full turn as shown in messages, including thought and markers."""
     finished: bool = True
     """Whether every thought was closed."""
+    marked: bool = field(default=False, compare=False)
+    """Whether the turn has the end of a thought, and the markers of `Thinking.response` around the action if there are any."""
 
 
 def between(text: str, start: str, end: str) -> str:
@@ -65,8 +76,14 @@ def between(text: str, start: str, end: str) -> str:
     return text.partition(start)[2 if start in text else 0].partition(end)[0]
 
 
+def _encloses(text: str, marks: tuple[str, ...]) -> bool:
+    """Whether `text` has the first of the marks, and the second after it; True without marks."""
+    return not marks or marks[1] in text.partition(marks[0])[2]
+
+
 def parse_turn(text: str, markers: Thinking | None, opened: str = "") -> ParsedTurn:
-    """The thought and the action in a turn's text. The action is the text after the last end marker.
+    """The thought and the action in a turn's text. The action is the text after the end marker that `markers.occurrence` says,
+    or the entire text of a turn without markers.
 
     opened: the start of a thought that the template wrote before the turn, from the start marker on, as DeepSeek-R1's does; it is
     part of the message. Without `markers` the entire text is the action.
@@ -76,8 +93,16 @@ def parse_turn(text: str, markers: Thinking | None, opened: str = "") -> ParsedT
         return ParsedTurn(action, "", action)
     start, end = markers.start, markers.end
     message = (text if text.lstrip().startswith(start) else opened + text).strip()
-    before, _, after = message.rpartition(end)
-    finished = start not in after
+    closed = end in message
+    if not closed:
+        before, after = "", message
+    elif markers.occurrence == "first":
+        before, _, after = message.partition(end)
+    else:
+        before, _, after = message.rpartition(end)
+    # After the first end marker everything is the action; after the last one a new thought may have begun.
+    finished = start not in after or (closed and markers.occurrence == "first")
     thought, action = (before, after) if finished else (message, "")
+    marked = closed and finished and _encloses(action, markers.response)
     action = between(action, *markers.response) if markers.response else action
-    return ParsedTurn(action.strip(), thought.replace(start, "").replace(end, "").strip(), message, finished)
+    return ParsedTurn(action.strip(), thought.replace(start, "").replace(end, "").strip(), message, finished, marked)

@@ -1,9 +1,11 @@
-"""Records which outside packages a domain's stages run, with hashes, so that DVC sees changes.
+"""Records which outside packages and which files named in params.yaml a domain's stages use, with hashes, so that DVC sees
+changes.
 
 `python -m stages.runtime.packages --domain NAME` writes data/packages/environments/NAME.json, the package of the domain (entry
-points of the group bellwether.domains), and data/packages/algorithms/NAME.json, that of its rl.algorithm (group
-bellwether.algorithms). `dvc repro` always runs it (data/packages/dvc.yaml); the stages that use such code depend on the files, so
-they run again only if these change. It imports none of the packages.
+points of the group bellwether.domains) and the files and folders below data/raw that its settings name, and
+data/packages/algorithms/NAME.json, the package of its rl.algorithm (group bellwether.algorithms) and the files that its section
+rl names. `dvc repro` always runs it (data/packages/dvc.yaml); the stages that use such code and files depend on the two, so they
+run again only if these change. It imports none of the packages.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import yaml
 from stages.runtime.command import command
 from stages.runtime.files import atomic_text
 from stages.runtime.lineage import dvc_hash
+from stages.runtime.validation import watched
 
 FOLDER = Path("data/packages")
 GROUPS = {"environments": "bellwether.domains", "algorithms": "bellwether.algorithms"}
@@ -110,6 +113,27 @@ def names(values: Mapping[str, Any], domain: str) -> dict[str, str | None]:
     return {"environments": domain, "algorithms": None if shipped else str(method)}
 
 
+def _texts(settings: Any) -> Iterator[str]:
+    """All texts in settings, at any depth; not keys."""
+    if isinstance(settings, str):
+        yield settings
+    elif isinstance(settings, (Mapping, list)):
+        for held in settings.values() if isinstance(settings, Mapping) else settings:
+            yield from _texts(held)
+
+
+def named_files(values: Mapping[str, Any], domain: str) -> dict[str, list[dict[str, str]]]:
+    """Folder -> the files and folders below data/raw that the domain's environment or section rl names in params.yaml, with their
+    hashes, sorted. Those that do not exist are left out: the stage that reads them says so."""
+    own = (values.get("per_domain") or {}).get(domain) or {}
+    sections = {"environments": [own.get("environment")], "algorithms": [values.get("rl"), own.get("rl")]}
+    found: dict[str, list[dict[str, str]]] = {}
+    for folder, settings in sections.items():
+        places = sorted({name for name in _texts(settings) if watched(name) and Path(name).exists()})
+        found[folder] = [{"file": name, "md5": dvc_hash(Path(name))} for name in places]
+    return found
+
+
 def write_if_changed(path: Path, text: str) -> None:
     """Leave a file with the same text alone, so that DVC does not hash it again."""
     if path.exists() and path.read_text(encoding="utf-8") == text:
@@ -123,6 +147,7 @@ def main() -> int:
     parser.add_argument("--domain", required=True, help="one of `domains` or `evaluate.transfer` in params.yaml")
     domain = parser.parse_args().domain
     values = yaml.safe_load(Path("params.yaml").read_text(encoding="utf-8"))
+    files = named_files(values, domain)
     for folder, name in names(values, domain).items():
         path = FOLDER / folder / f"{domain}.json"
         found = [] if name is None else providers(GROUPS[folder], name)
@@ -131,7 +156,7 @@ def main() -> int:
             print(f"packages: no installed package provides {name} ({GROUPS[folder]}); {known}", file=sys.stderr)
             if path.exists():
                 continue
-        records = [described(dist) for dist in with_local_requirements(found)]
+        records = [*(described(dist) for dist in with_local_requirements(found)), *files[folder]]
         write_if_changed(path, json.dumps(records, indent=1, sort_keys=True) + "\n")
     return 0
 

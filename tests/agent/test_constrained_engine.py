@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from constraints.spec_files import spec_file
 
 from stages.agent.chat import Chat
 from stages.agent.constrained_engine import ConstrainedEngine, constrained
@@ -206,14 +207,15 @@ def test_commands_of_a_plan_count_as_turns_of_the_environment(policy: Any, chat:
     assert engine._sessions[session].turns == 2
 
 
-def test_a_formula_begins_anew_where_the_environment_has_it(policy: Any, chat: Chat, tmp_path: Path):
+def test_a_formula_begins_anew_where_the_environment_has_it(
+    policy: Any, chat: Chat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """Contract: the position in the formula is the environment's, also where a fulfilled formula could go on."""
-    spec = tmp_path / "plan.sexp"
-    spec.write_text(
+    text = (
         '(states (q env) (plan "plan" turn) (noted env) (search "search" turn) (r env))'
         "(behaviour (next q plan noted (always_0_3 (next search r))))"
     )
-    values: dict[str, Any] = {"spec": str(spec), "terminate_on_restart": False}
+    values: dict[str, Any] = {"spec": spec_file(tmp_path, text, monkeypatch), "terminate_on_restart": False}
     episodes, domain, _ = play(policy, chat, tmp_path, Sampling(max_tokens=8, kept=True), count=2, **values)
     assert measured(episodes, domain)["conformance"] == 1.0
     assert {len(episode.turns) for episode in episodes} == {4}
@@ -309,7 +311,7 @@ def test_other_back_ends_are_refused_by_name(chat: Chat):
 
 
 @pytest.mark.parametrize("kind", ["regex", "json_schema", "grammar"])
-def test_grammars_hold_by_construction(kind: str, policy: Any, chat: Chat, tmp_path: Path):
+def test_grammars_hold_by_construction(kind: str, policy: Any, chat: Chat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("llguidance")
     schema = {"type": "object", "properties": {"tool": {"enum": ["search", "answer"]}}, "required": ["tool"]}
     specs = {
@@ -319,8 +321,7 @@ def test_grammars_hold_by_construction(kind: str, policy: Any, chat: Chat, tmp_p
     }
     spec = specs[kind]
     if kind != "regex":
-        (tmp_path / "spec").write_text(spec)
-        spec = str(tmp_path / "spec")
+        spec = spec_file(tmp_path, spec, monkeypatch, "spec")
     episodes, domain, _ = play(policy, chat, tmp_path, Sampling(max_tokens=60, kept=True), count=2, kind=kind, spec=spec)
     assert measured(episodes, domain)["conformance"] == 1.0
     if kind == "json_schema":

@@ -76,6 +76,38 @@ def test_parse_turn_splits_thought_and_action() -> None:
     assert parse_turn(" <think>a</think>b ", None) == ParsedTurn("<think>a</think>b", "", "<think>a</think>b")
 
 
+def test_the_first_end_marker_on_request() -> None:
+    """A thought that quotes the marker: by the last one the quotation belongs to the thought, by the first one to the action."""
+    first = Thinking(occurrence="first")
+    for text, opened, expected in [
+        ("<think>a</think>b", False, ParsedTurn("b", "a", "<think>a</think>b")),
+        ("<think>a</think>b</think>c", False, ParsedTurn("b</think>c", "a", "<think>a</think>b</think>c")),
+        ("<think>a</think>b<think>c", False, ParsedTurn("b<think>c", "a", "<think>a</think>b<think>c")),
+        ("<think>why", False, ParsedTurn("", "why", "<think>why", False)),
+        ("go north", False, ParsedTurn("go north", "", "go north")),
+        ("why</think>go", True, ParsedTurn("go", "why", "<think>\nwhy</think>go")),
+        ("why", True, ParsedTurn("", "why", "<think>\nwhy", False)),
+    ]:
+        assert parse_turn(text, first, "<think>\n" if opened else "") == expected, text
+    assert parse_turn("<think>a</think>b</think>c", MARKS).action == "c"
+    assert first.model_dump() == {"start": "<think>", "end": "</think>", "occurrence": "first"}
+
+
+@pytest.mark.parametrize(
+    ("text", "response", "expected"),
+    [
+        ("<think>a</think>b", (), True),
+        ("b", (), False),
+        ("<think>a</think>b<think>c", (), False),
+        ("<think>a</think><r>b</r>", ("<r>", "</r>"), True),
+        ("<think><r>a</r></think>b", ("<r>", "</r>"), False),
+        ("<think>a</think></r>b<r>", ("<r>", "</r>"), False),
+    ],
+)
+def test_marked_turns_have_every_marker(text: str, response: tuple[str, ...], expected: bool) -> None:
+    assert parse_turn(text, Thinking(response=response)).marked is expected
+
+
 @pytest.mark.parametrize("template", [QWEN, R1, CLOSED])
 def test_encoded_messages_are_read_back(template: str, marks: str) -> None:
     """Contract: a message encoded for SFT is read back as the same action, thought and message; a demonstration without a thought

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from by_hand import assert_near
 
-from stages.algorithms.batch import masked_whiten
-from stages.algorithms.parts.advantage import Advantage, baseline, episode_advantages, group_advantage, scale
+from algorithms.conftest import build
+from stages.algorithms.batch import TrajectoryBatch, masked_whiten
+from stages.algorithms.parts.advantage import Advantage, Plays, baseline, episode_advantages, group_advantage, scale
 
 
 def advantages(rewards: list[list[float]], mean: str, std: str) -> torch.Tensor:
@@ -102,3 +105,44 @@ def test_whitening_uses_only_masked_tokens() -> None:
     assert_near(whitened[mask].mean(), 0.0, atol=1e-5)
     assert_near((whitened[mask] ** 2).mean().sqrt(), 1.0, atol=1e-5)
     assert whitened[~mask].tolist() == [0.0, 0.0]
+
+
+def of_plays(batch: TrajectoryBatch, plays: list[int]) -> TrajectoryBatch:
+    """The batch with its rows' plays; the first row of each is its first conversation."""
+    leads = [plays.index(play) == row for row, play in enumerate(plays)]
+    return batch.with_extra(Plays(torch.tensor(plays), torch.tensor(leads)))
+
+
+def row_values(batch: TrajectoryBatch, **params: Any) -> list[float]:
+    """The advantage of each row's last policy token."""
+    found = group_advantage(batch, Advantage(**params)).advantages
+    assert found is not None
+    return [float(found[row, batch.mask[row].nonzero()[-1, 0]]) for row in range(batch.size)]
+
+
+@pytest.mark.parametrize("level", ["trajectory", "turn", "token"])
+def test_plays_are_compared_once_however_many_conversations_they_have(level: str) -> None:
+    """Contract: three plays with returns 1, 0, 0, of which the first has three conversations: baseline 1/3, standard deviation
+    sqrt(1/3), so 1.1547 on all of its rows and -0.57735 on the others'; as rows on their own they would have baseline 3/5."""
+    batch = of_plays(build([[1, 1, 1, 0, 0]], turns=[[2, 2], [3], [1, 1, 1], [2], [2, 2]]), [0, 0, 0, 1, 2])
+    found = row_values(batch, estimator="group", level=level, mean="group", std="group")
+    assert_near(torch.tensor(found), [1.15470, 1.15470, 1.15470, -0.57735, -0.57735], atol=1e-4)
+    alone = row_values(batch.with_(extra={}), estimator="group", level=level, mean="group", std="none")
+    assert_near(torch.tensor(alone), [0.4, 0.4, 0.4, -0.6, -0.6], atol=1e-6)
+    out = row_values(batch, estimator="group", level=level, mean="leave_one_out", std="none")
+    assert_near(torch.tensor(out), [1.0, 1.0, 1.0, -0.5, -0.5], atol=1e-6)
+
+
+def test_plays_of_one_conversation_change_nothing() -> None:
+    batch = build([[1, 0, 0.5], [0, 1, 1]], turns=[[2, 1], [3], [1], [2], [2, 2], [1]])
+    for level in ("trajectory", "turn", "token"):
+        for mean, std in (("group", "group"), ("batch", "batch"), ("leave_one_out", "none"), ("none", "none")):
+            params = {"estimator": "group", "level": level, "mean": mean, "std": std}
+            assert row_values(of_plays(batch, [0, 1, 2, 3, 4, 5]), **params) == row_values(batch, **params)
+
+
+def test_plays_keep_their_rows_in_parts_of_a_batch() -> None:
+    """Contract: parts of a batch that have a play's first row compare it; their rows are in any order."""
+    batch = of_plays(build([[1, 1, 0, 0]], lengths=[2, 2, 2, 2]), [0, 0, 1, 2]).rows(torch.tensor([3, 1, 0, 2]))
+    found = row_values(batch, estimator="group", level="trajectory", mean="group", std="none")
+    assert_near(torch.tensor(found), [-1 / 3, 2 / 3, 2 / 3, -1 / 3], atol=1e-6)

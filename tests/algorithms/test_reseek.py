@@ -11,11 +11,14 @@ import torch
 from stages.algorithms.algorithm import Algorithm, resolve
 from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.methods.reseek import Settings, judgment_rewards
+from stages.algorithms.parts.advantage import rewards_to_go
 from stages.algorithms.settings import Rl
+from stages.params import check_domains, parse_params
 from stages.records.episode import Episode, Owner, TurnRecord
+from stages.runtime.validation import ParamsError
 from stages.training.common.batches import trajectory_batch
 
-V1 = {"false_accept": -0.3}
+V1 = {"preset": "v1_symmetric"}
 NAMES = {
     ("yes", "yes"): "judge_true_accept",
     ("no", "no"): "judge_true_reject",
@@ -130,3 +133,50 @@ def test_step_returns_are_a_level_of_advantages() -> None:
     taken = prepared.advantages[0][prepared.mask[0]]
     assert taken.tolist() == pytest.approx([0.45, 0.45, 0.0])
     assert torch.isfinite(prepared.advantages).all()
+
+
+def test_step_returns_are_discounted_from_their_own_search_on() -> None:
+    """A right rejection, a right acceptance and a right answer with gamma 0.5. Dossier: G = 0.3 + 0.5 (0.3 + 0.5) = 0.7 at the
+    first search, 0.3 + 0.5 = 0.8 at the second, 1 at the answer. A search and its judgment are turns of their own here."""
+    ours = algorithm(gamma=0.5)
+    shaped = ours.shape(batch(([("no", "no"), ("yes", "yes")], 1.0)))
+    assert rewards_to_go(shaped.turn_rewards, 1.0)[0].tolist() == pytest.approx([0.7, 0.7, 0.8, 0.8, 1.0])
+    assert shaped.rewards.item() == pytest.approx(0.7)
+    level = {"level": "turn", "mean": "none", "std": "none"}
+    rl = {"algorithm": "reseek", "group_size": 2, "settings": {"gamma": 0.5}, "advantage": level}
+    ours = resolve(Rl.model_validate(rl))
+    given = batch(([("no", "no"), ("yes", "yes")], 1.0), ([("no", "yes")], 0.0))
+    prepared = ours.prepare(ours.shape(given.with_(logprobs_ref=given.logprobs_old)))
+    assert prepared.advantages is not None
+    assert prepared.advantages[0][prepared.mask[0]].tolist() == pytest.approx([0.7, 0.7, 0.8, 0.8, 1.0])
+    assert prepared.advantages[1][prepared.mask[1]].tolist() == pytest.approx([-0.3, -0.3, 0.0])
+
+
+def test_presets_are_the_versions_of_the_paper() -> None:
+    assert Settings().false_accept == Settings(preset="v3_asymmetric").false_accept == -0.6
+    assert Settings(preset="v1_symmetric").false_accept == -0.3
+    assert Settings(preset="v1_symmetric", false_accept=-1.0).false_accept == -1.0
+
+
+FREE = {"match": 0.0, "false_accept": 0.0, "false_reject": 0.0}
+
+
+def check(domain: str, environment: dict[str, Any], **rl: Any) -> None:
+    values = {"domains": [domain], "per_domain": {domain: {"environment": environment}}}
+    check_domains(parse_params({**values, "rl": {"algorithm": "reseek", **rl}}))
+
+
+@pytest.mark.parametrize("domain", ["search", "textworld"])
+def test_domains_without_judgments_are_refused_before_anything_runs(domain: str) -> None:
+    """Contract: not in rl's first step, after the stages before it; without rewards for judgments there is nothing to refuse."""
+    with pytest.raises(ParamsError, match=rf"domain {domain} asks for none; set per_domain\.search\.environment\.judge"):
+        check(domain, {})
+    check(domain, {}, settings=FREE)
+    check("search", {"judge": {}})
+
+
+def test_two_discounts_are_refused() -> None:
+    with pytest.raises(ParamsError, match=r"rl\.advantage\.gamma 0\.9 would again, per turn; set one of them to 1"):
+        resolve(
+            Rl.model_validate({"algorithm": "reseek", "settings": {"gamma": 0.5}, "advantage": {"level": "turn", "gamma": 0.9}})
+        )

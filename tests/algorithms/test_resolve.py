@@ -74,7 +74,8 @@ def test_every_method_has_a_complete_card(name: str) -> None:
 def _keys() -> dict[str, Any]:
     """Every key that a method can choose, with its default."""
     parts = parts_of(Rl()).items()
-    return {"minibatches": 1, "warm_start": {}} | {f"{name}.{key}": value for name, part in parts for key, value in part}
+    of_parts = {f"{name}.{key}": value for name, part in parts for key, value in part}
+    return {"minibatches": 1, "group_size": 8, "warm_start": {}} | of_parts
 
 
 DERIVED = {"advantage.level", "branching.initial", "loss.constant_length", "horizon.steps_per_stage", "replay.policy_updates"} | {
@@ -82,6 +83,7 @@ DERIVED = {"advantage.level", "branching.initial", "loss.constant_length", "hori
     "reward.overlong_of",
     "reward.overlong_cache",
     "tasks.settings",
+    "verifier.fit_share",
 }
 """Keys that are derived from others unless the user sets them."""
 

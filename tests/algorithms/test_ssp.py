@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from random import Random
 from typing import Any
 
@@ -22,9 +23,11 @@ from stages.algorithms.parts.self_play import (
     mixed_evidence,
     proposer_reward,
     target,
+    without_kl_of_failures,
 )
 from stages.algorithms.settings import Rl
 from stages.environments.self_play import MARKS_TERM
+from stages.params import check_domains, parse_params
 from stages.records.episode import Episode, Owner, TurnRecord
 from stages.runtime.validation import ParamsError
 from stages.training.common.batches import trajectory_batch
@@ -48,9 +51,16 @@ def ssp(role: str = "", **values: Any) -> Algorithm:
     return made.of_role(role) if role else made
 
 
-def prepared(algorithm: Algorithm, *episodes: Episode) -> TrajectoryBatch:
+def prepared(algorithm: Algorithm, *episodes: Episode, reference: float = 0.0) -> TrajectoryBatch:
+    """reference: by how much the reference's log-probabilities are below the policy's."""
     batch = trajectory_batch(episodes)
-    return algorithm.prepare(algorithm.shape(batch.with_(logprobs_ref=batch.logprobs_old)))
+    return algorithm.prepare(algorithm.shape(batch.with_(logprobs_ref=batch.logprobs_old - reference * batch.mask)))
+
+
+def proposal(number: int, reward: float, valid: bool) -> Episode:
+    made = episode(number, f"g{number}", reward)
+    made.reward_terms = {"valid": float(valid)}
+    return made
 
 
 def gradient(algorithm: Algorithm, batch: TrajectoryBatch, logprobs: Tensor) -> Tensor:
@@ -86,14 +96,48 @@ def test_advantages_of_the_solver_are_grpos() -> None:
 
 
 def test_a_proposers_group_of_one_is_reinforce_and_failures_change_nothing() -> None:
+    """R 0.8: A = 0.8. A failure with reward 0 has no gradient, also where the policy has left the reference; a question that
+    everybody solved has no advantage either, and its KL term. By hand: with d = log pi - log ref = 0.5, the KL term of one of
+    nine tokens has the gradient 0.01 (1 - exp(-d)) / 9."""
     algorithm = ssp("proposer")
-    batch = prepared(algorithm, episode(0, "a", 0.8), episode(1, "b", 0.0))
+    batch = prepared(algorithm, proposal(0, 0.8, True), proposal(1, 0.0, False), proposal(2, 0.0, True), reference=0.5)
     assert batch.advantages is not None
     assert batch.advantages[0].tolist() == pytest.approx([0.0, 0.8, 0.8, 0.0, 0.8])
-    assert not batch.advantages[1].any()
-    found = gradient(algorithm, batch, batch.logprobs_old)
-    assert found[0].abs().sum() > 0
+    assert not batch.advantages[1:].any()
+    found = gradient(algorithm, without_kl_of_failures(batch), batch.logprobs_old)
+    kl = 0.01 * (1 - math.exp(-0.5)) / 9
+    assert found[0].tolist() == pytest.approx([0.0, *[kl - 0.8 / 9] * 2, 0.0, kl - 0.8 / 9])
     assert not found[1].any()
+    assert found[2].tolist() == pytest.approx([0.0, kl, kl, 0.0, kl])
+    penalised = ssp("proposer", tasks={"settings": {"proposer": {"fail_reward": -0.1}}})
+    batch = prepared(penalised, proposal(1, -0.1, False), reference=0.5)
+    found = gradient(penalised, without_kl_of_failures(batch), batch.logprobs_old)
+    assert found[0, 1].item() == pytest.approx((0.1 + 0.01 * (1 - math.exp(-0.5))) / 3), "with a penalty they are kept near it"
+
+
+def test_defaults_are_the_papers() -> None:
+    """Five solver's episodes per question, proposers at temperature 0.8, solvers at 1; what the user sets counts more."""
+    assert (ssp().rl.group_size, ssp().rl.sampling.temperature, ssp("proposer").rl.sampling.temperature) == (5, 1.0, 0.8)
+    mine = {"group_size": 3, "sampling": {"temperature": 0.7}, "roles": {"proposer": {"sampling": {"temperature": 0.9}}}}
+    assert (ssp(**mine).rl.group_size, ssp("proposer", **mine).rl.sampling.temperature) == (3, 0.9)
+    assert resolve(Rl.model_validate({"algorithm": "grpo"})).rl.group_size == 8
+
+
+def check(domain: str, **gate: Any) -> None:
+    rl = {"algorithm": "ssp", "tasks": {"settings": {"gate": gate}}}
+    check_domains(parse_params({"domains": [domain], "per_domain": {domain: {}}, "rl": rl}))
+
+
+def test_domains_without_answers_or_a_reader_are_refused_before_anything_runs() -> None:
+    with pytest.raises(ParamsError, match="episodes of domain textworld do not end with one"):
+        check("textworld")
+    with pytest.raises(ParamsError, match=r"gate\.reader: rules needs a domain that reads evidence by rules"):
+        check("factbook", reader="rules")
+    check("factbook")
+    check("search", reader="rules")
+    source = {"algorithm": "grpo", "tasks": {"source": "self_play"}}
+    with pytest.raises(ParamsError, match="domain keydoor do not end with one"):
+        check_domains(parse_params({"domains": ["keydoor"], "per_domain": {"keydoor": {}}, "rl": source}))
 
 
 def test_eleven_marks_divide_the_reward_by_four_and_still_count_as_solved() -> None:

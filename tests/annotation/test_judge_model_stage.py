@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +14,10 @@ import pytest
 
 from stages.agent.policy import load_policy
 from stages.annotation.judge_model import FOLDER, fit_judge_model
-from stages.judging.settings import JudgeModel
+from stages.judging.contract import Candidate, Rubric
+from stages.judging.preferences import margins_of, pairs_of
+from stages.judging.server import ServerJudge
+from stages.judging.settings import JudgeModel, ServerParams
 from stages.params import parse_params
 from stages.records.episode import Episode, Owner, TurnRecord, read_rows, write_episodes
 from stages.records.task import Task
@@ -51,6 +57,7 @@ def make(tmp_path: Path, tiny_policy: Path):
         out = root / "data/annotated/toy"
         return fit_judge_model(context, policy, Toy(), tasks, rows, pairs, section, out), out
 
+    fitted.root = tmp_path  # type: ignore[attr-defined]
     return fitted
 
 
@@ -89,11 +96,69 @@ def test_principles_are_measured_alone_and_negated(make) -> None:
     assert 0 < report["labelling"]["undecided"] < 1
 
 
+def test_by_principles_labels_and_model_are_measured_against_what_is_known(make) -> None:
+    """Labels of a program without noise are right by each attribute; the model's figures are of held-out tasks."""
+    report, _ = make("gold", principles={}, program={"noise": 0.0})
+    labels, model = report["labelling"]["against_gold"], report["against_gold"]
+    assert set(labels) == set(model) == {"correct", "short", "modest"}
+    assert {(found["pairs"], found["accuracy"], found["kappa"]) for found in labels.values()} == {(36, 1.0, 1.0)}
+    assert (labels["correct"]["compared"], labels["modest"]["compared"]) == (18, 18), "three of six pairs differ"
+    assert labels["short"]["compared"] == 30, "two answers have three words"
+    for name, found in model.items():
+        assert (found["pairs"], found["compared"]) == (6, labels[name]["compared"] / 6)
+        assert found["accuracy"] == report["principles"][name]["accuracy"]
+
+
+def test_a_model_that_agrees_too_little_fails_the_stage(make) -> None:
+    with pytest.raises(ValueError, match=r"kappa -?0\.\d\d over \d pairs, and least_kappa is 1\.0"):
+        make("weak", least_kappa=1.0, learning_rate=1e-9, program={"noise": 9.0})
+    make("enough", least_kappa=0.0, epochs=8.0, learning_rate=0.01)
+
+
+class Equal(BaseHTTPRequestHandler):
+    """Prefers the first; writes ten tokens."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        scores = [dict.fromkeys(Rubric().answer, score) for score in (8, 4)]
+        text = json.dumps({"reason": "r", "first": scores[0], "second": scores[1]})
+        reply = {"choices": [{"message": {"content": text}}], "usage": {"prompt_tokens": 100, "completion_tokens": 10}}
+        encoded = json.dumps(reply).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(encoded)))
+        self.end_headers()
+        self.wfile.write(encoded)
+
+    def log_message(self, *args: Any) -> None: ...
+
+
+def test_a_server_s_costs_are_those_of_its_requests(make) -> None:
+    """Contract: all six tasks have the same prompt and answers, so that their pairs are the same questions, paid once."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Equal) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        settings = {"model": "m", "base_url": f"http://127.0.0.1:{server.server_port}/v1", "price_in": 1.0}
+        with pytest.raises(ValueError, match="finds 0 preferences"):
+            make("server", labels="server", server=settings, program={"noise": 0.5})
+        judge = ServerJudge(ServerParams(**settings), make.root / "server")
+        prompts = {f"t{task}": "open" for task in range(6)}
+        answers = {name: [Candidate(text, name=f"{name}/{place}") for place, text in enumerate(ANSWERS)] for name in prompts}
+        pairs = pairs_of(prompts, answers, JudgeModel.model_validate(FITTED), 0)
+        _, asked = margins_of(judge, pairs, None)
+        judge.close()
+        server.shutdown()
+    assert len(asked) == 6 * 6 * 2
+    assert sum(judgment.cost.calls for _, judgment in asked) == judge.spent.calls == 12
+    assert judge.sent == 0, "the stage has asked them all"
+
+
 def test_the_policy_labels_by_its_options(make) -> None:
     report, out = make("policy", labels="policy", kind="comparison", program={"noise": 0.5})
     rows = read_rows(out / "judgments.parquet")
     assert {row["judge"] for row in rows} == {"local"}
-    assert report["labelling"]["calls"] == 2 * len(rows) == 2 * 36
+    assert report["labelling"]["calls"] == len(rows) == 2 * 36, "a pass in each order"
+    assert report["labelling"]["pairs"] == 36
+    shown = {tuple(row["candidates"]) for row in rows}
+    assert {pair[::-1] for pair in shown} == shown
 
 
 def test_pairs_of_trees_are_preferences(make) -> None:

@@ -36,6 +36,31 @@ report(ask(messages))
 """
 """The same messages and rewards as FirstLetterEnvironment's."""
 
+SUB_AGENT = """
+messages = [{"role": "user", "content": f"you are in room {task['room']}"}]
+first = ask(messages)
+asked = [{"role": "user", "content": "what is a key"}]
+said = ask(asked)
+asked += [{"role": "assistant", "content": said}, {"role": "user", "content": "are you sure"}]
+ask(asked)
+messages += [{"role": "assistant", "content": first}, {"role": "user", "content": "you see a key"}]
+report(ask(messages))
+"""
+"""Asks a sub-agent two questions between its own two turns."""
+SHORTENED = """
+messages = [{"role": "user", "content": f"you are in room {task['room']}"}]
+for seen in ("you see a key", "you see a door"):
+    messages += [{"role": "assistant", "content": ask(messages)}, {"role": "user", "content": seen}]
+report(ask([messages[0], *messages[3:]]))
+"""
+"""Leaves its second turn's question out of its history before the third."""
+FEW_SHOT = """
+messages = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "a"}]
+messages += [{"role": "user", "content": f"you are in room {task['room']}"}]
+report(ask(messages))
+"""
+"""Begins with an example."""
+
 
 def write_agent(folder: Path, *parts: str, name: str = "agent.py") -> str:
     """The command of an agent made of HEAD and `parts`."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stages.environments.briefing import BriefingDomain, BriefingEnvironment, BriefingSettings
-from stages.environments.briefing.brief import BEST, Asked, demands, paraphrases, quality, read, write
+from stages.environments.briefing.brief import BEST, Asked, checklist, demands, paraphrases, quality, read, write
 from stages.environments.search.scoring import common_length
 from stages.records.task import Task
 
@@ -66,6 +66,41 @@ def test_demands_are_visible_form() -> None:
     assert demands(ASKED, "Kelmar: nonsense") == {"entity": True, "form": True, "words": True}
     assert demands(PROSE, "Kelmar: nonsense")["form"] is False
     assert demands(ASKED, "Kelmar: " + "word " * 7)["words"] is False
+
+
+ITEMS = (
+    "begins with Kelmar",
+    'is a list that begins with "Kelmar:"',
+    "has at most 7 words",
+    "says that the rival is Teldin",
+    "says that the founder is Dorvin",
+    "keeps the order rival, founder",
+    "says nothing wrong, nothing twice and nothing else",
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "met"),
+    [
+        ("Kelmar: rival Teldin; founder Dorvin.", "1111111"),
+        ("Kelmar: founder Dorvin; rival Teldin.", "1111101"),
+        ("Kelmar: rival Teldin.", "1111011"),
+        ("Kelmar: rival Teldin; founder Mirkos.", "1111010"),
+        ("Kelmar: rival Teldin; founder Dorvin; ally Corbas.", "1111110"),
+        ("Kelmar has rival Teldin and founder Dorvin.", "1011111"),
+        ("an excellent and long brief of nine words indeed", "0000000"),
+        ("", "0000000"),
+    ],
+)
+def test_checklist_by_hand(text: str, met: str) -> None:
+    """What a perfect brief meets, each demand and each fact on its own."""
+    assert checklist(ASKED, text) == dict(zip(ITEMS, (one == "1" for one in met), strict=True))
+
+
+def test_a_checklist_s_items_depend_on_the_task_alone() -> None:
+    for asked in (ASKED, PROSE):
+        assert list(checklist(asked, "")) == list(checklist(asked, write(asked)))
+        assert all(checklist(asked, write(asked)).values())
 
 
 def test_references_state_the_facts() -> None:

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from constraints.spec_files import spec_file
 
 from stages.constraints.conformance import first_violation
+from stages.constraints.settings import Constraint
 from stages.curation.demonstrations import DemonstrationPlan, demonstrate
 from stages.curation.games import make_games
 from stages.curation.imports import Importer
@@ -74,26 +76,26 @@ def test_violations_of_grammars_count_once(tmp_path: Path):
     assert environment.step("look").reward == -0.5
 
 
-def test_fulfilled_formula_ends_the_episode_or_begins_anew(tmp_path: Path):
-    spec = tmp_path / "one.sexp"
-    spec.write_text('(states (q env) (search "search" turn) (r env)) (behaviour (next q search r))')
-    _, environment, _ = open_search(tmp_path / "end", spec=str(spec))
+def test_fulfilled_formula_ends_the_episode_or_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    text = '(states (q env) (search "search" turn) (r env)) (behaviour (next q search r))'
+    spec = spec_file(tmp_path, text, monkeypatch)
+    _, environment, _ = open_search(tmp_path / "end", spec=spec)
     step = environment.step("search Kelmar")
     assert (step.terminated, step.terms["fulfilled"], step.observation.text) == (True, 1.0, "")
-    _, environment, _ = open_search(tmp_path / "again", spec=str(spec), terminate_on_restart=False)
+    _, environment, _ = open_search(tmp_path / "again", spec=spec, terminate_on_restart=False)
     for _ in range(2):
         step = environment.step("search Kelmar")
         assert (step.terminated, step.terms["fulfilled"], step.terms["violations"]) == (False, 1.0, 0.0)
 
 
-def test_a_formula_begins_anew_for_environments_and_transcripts_alike(tmp_path: Path):
+def test_a_formula_begins_anew_for_environments_and_transcripts_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Contract: `first_violation`, by which imports are judged, finds what the environment counts."""
-    spec = tmp_path / "plan.sexp"
-    spec.write_text(
+    text = (
         '(states (q env) (plan "plan" turn) (noted env) (search "search" turn) (r env))'
         "(behaviour (next q plan noted (always_0_3 (next search r))))"
     )
-    _, environment, task = open_search(tmp_path, spec=str(spec), terminate_on_restart=False)
+    spec = spec_file(tmp_path, text, monkeypatch)
+    _, environment, task = open_search(tmp_path, spec=spec, terminate_on_restart=False)
     for actions in (["plan x", "plan y", "plan z"], ["plan x", "search Kelmar"], ["search Kelmar"]):
         environment.reset(task)
         counted = [environment.step(action).terms["violations"] for action in actions]
@@ -144,19 +146,19 @@ def test_log_probabilities_reach_the_domains_environment(tmp_path: Path):
     assert searched == [1.0, 1.0]
 
 
-def open_code(folder: Path, turn: str) -> tuple[ConstrainedDomain, Any, Task]:
+def open_code(folder: Path, turn: str, monkeypatch: pytest.MonkeyPatch) -> tuple[ConstrainedDomain, Any, Task]:
     """The domain of programs with a formula of one turn."""
-    spec = folder / f"{len(turn)}.sexp"  # texts of specifications are remembered by name
-    spec.write_text(
+    text = (
         f'(states (q env) (think "[Think]" (say "I write it.")) (code "[Code]" (send "{turn}"))) (behaviour (next q think code))'
     )
+    spec = spec_file(folder, text, monkeypatch)
     sandbox = {"backend": "unsafe_subprocess"}
-    domain = load_domain("code", {"kinds": ["number"], "sandbox": sandbox, "constraint": {"spec": str(spec)}})
+    domain = load_domain("code", {"kinds": ["number"], "sandbox": sandbox, "constraint": {"spec": spec}})
     return domain, domain.make(folder), domain.build(list(domain.recipes(1, 0)), folder, 1)[0]  # type: ignore[return-value]
 
 
-def test_known_actions_and_players_speak_the_specifications_words(tmp_path: Path):
-    domain, environment, task = open_code(tmp_path, "{}")
+def test_known_actions_and_players_speak_the_specifications_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    domain, environment, task = open_code(tmp_path, "{}", monkeypatch)
     plain = domain.domain.known_actions(task)  # type: ignore[attr-defined]
     assert domain.known_actions(task) == [(f"[Think] I write it.\n[Code] {action}", value) for action, value in plain]
     environment.reset(task)
@@ -164,7 +166,7 @@ def test_known_actions_and_players_speak_the_specifications_words(tmp_path: Path
     assert (step.reward, step.terms["violations"]) == (plain[0][1], 0.0)
     (game,) = make_games(domain, tmp_path, [task], 1, 0)
     assert all(action.startswith("[Think] I write it.\n[Code] ") for action in game["actions"])
-    domain, _, task = open_code(tmp_path, "run {}")
+    domain, _, task = open_code(tmp_path, "run {}", monkeypatch)
     assert domain.known_actions(task) == []
     with pytest.raises(
         ParamsError, match=r"per_domain\.code\.environment\.constraint has no place for .*, the action of the player"
@@ -172,10 +174,9 @@ def test_known_actions_and_players_speak_the_specifications_words(tmp_path: Path
         next(make_games(domain, tmp_path, [task], 1, 0))
 
 
-def test_attributes_are_of_what_turns_send(tmp_path: Path):
-    spec = tmp_path / "brief.sexp"
-    spec.write_text('(states (q env) (note "[Note]") (brief "[Brief]" (send "{}"))) (behaviour (next q note brief))')
-    domain: Any = load_domain("briefing", {"constraint": {"spec": str(spec)}})
+def test_attributes_are_of_what_turns_send(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    text = '(states (q env) (note "[Note]") (brief "[Brief]" (send "{}"))) (behaviour (next q note brief))'
+    domain: Any = load_domain("briefing", {"constraint": {"spec": spec_file(tmp_path, text, monkeypatch)}})
     task = domain.build(list(domain.recipes(1, 0)), tmp_path, 1)[0]
     reference = domain.references(task)[0]
     expected = domain.domain.attributes(task, [reference])
@@ -203,6 +204,9 @@ def test_imports_that_violate_are_rejected(tmp_path: Path):
 @pytest.mark.parametrize(
     ("constraint", "sections", "problem"),
     [
+        ({"spec": "specs/mine.sexp"}, {}, "spec is specs/mine.sexp; put the file below data/raw, where DVC tracks changes"),
+        ({"kind": "json_schema", "spec": "/tmp/a.json"}, {}, "put the file below data/raw"),
+        ({"spec": "data/raw/none.sexp"}, {}, "nor a readable file"),
         ({"spec": "reakt"}, {}, "neither a shipped specification (pass, react"),
         ({"enforcement": "retry"}, {}, "leave rl out of apply"),
         ({"values": {"action": []}}, {}, "values has an empty list"),
@@ -215,10 +219,46 @@ def test_imports_that_violate_are_rejected(tmp_path: Path):
     ],
 )
 def test_invalid_settings_are_refused(constraint: dict[str, Any], sections: dict[str, Any], problem: str):
-    if constraint.get("kind") == "regex":
+    if constraint.get("kind", "ltl") != "ltl":
         pytest.importorskip("llguidance")
     values = {"domains": ["search"], "per_domain": {"search": {"environment": {"constraint": constraint}}}, **sections}
     with pytest.raises(ParamsError) as caught:
         check_domains(parse_params(values))
     assert problem in str(caught.value)
     assert "per_domain.search" in str(caught.value)
+
+
+def test_an_edited_file_is_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Contract: what a specification says is the text of its file, not what was parsed under its name before."""
+    text = '(states (q env) (search "search" turn) (r env)) (behaviour (next q search r))'
+    constraint = Constraint(spec=spec_file(tmp_path, text, monkeypatch))
+    assert first_violation(constraint.rules, ["look up"]) is not None
+    spec_file(tmp_path, text.replace('"search"', '"look"'), monkeypatch)
+    assert first_violation(constraint.rules, ["look up"]) is None
+    assert first_violation(Constraint(spec=constraint.spec).rules, ["search up"]) is not None
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matching", "other"),
+    [
+        (r"a\/b", "a/b", "a"),
+        (r"a/b", "a/b", "ab"),
+        (r"go \\/[/x]", "go \\/x", "go /x"),
+    ],
+)
+def test_regular_expressions_may_have_slashes(pattern: str, matching: str, other: str):
+    """Contract: a slash stands for itself, with a backslash before it or without."""
+    pytest.importorskip("llguidance")
+    rules = Constraint(kind="regex", spec=pattern).rules
+    assert not rules.read((), matching).violation
+    assert rules.read((), other).violation
+
+
+def test_a_content_outside_its_list_stops_the_stage_where_asked(tmp_path: Path):
+    react: dict[str, Any] = {"spec": "react", "values": {"action": ["search"]}, "enforcement": "report_only"}
+    _, environment, _ = open_search(tmp_path, **react, on_invalid_value="error")
+    assert environment.step("[Thought] x\n[Action] search\n[Input] Kelmar heir").terms["violations"] == 0.0
+    with pytest.raises(ValueError, match="'look' is not among the values of action; extend its closed list"):
+        environment.step("[Thought] x\n[Action] look\n[Input] Kelmar heir")
+    _, environment, _ = open_search(tmp_path / "out_of_order", **react, on_invalid_value="error")
+    assert environment.step("[Input] Kelmar heir").terms["violations"] == 1.0

@@ -9,11 +9,12 @@ import pytest
 from factbook_books import BOOKS, PROFILES, question
 
 from stages.environments.factbook.book import Book
-from stages.environments.factbook.facts import FACTS, amount, canonical, same_answer, value, written
+from stages.environments.factbook.facts import FACTS, canonical, same_answer, value, written
 from stages.environments.factbook.profiles import PAGES, Profile
 from stages.environments.factbook.questions import Question, solve
 from stages.environments.pages.index import PageIndex
 from stages.environments.pages.world import Page, World
+from stages.records.amounts import amount
 
 
 @pytest.mark.parametrize(

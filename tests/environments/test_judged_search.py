@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from stages.curation.demonstrations import play_out
 from stages.environments.registry import load_domain
 from stages.environments.search import SearchDomain, SearchSettings
 from stages.environments.search.judged import (
@@ -18,6 +19,7 @@ from stages.environments.search.judged import (
     usefulness,
 )
 from stages.environments.search.world import Page
+from stages.records.episode import EXPERT
 from stages.records.task import Task
 
 HALL = Page("Kelmar", "Hall", (("founder", "Dorvin"), ("rival", "Selat")))
@@ -148,3 +150,41 @@ def test_a_judgment_in_the_last_turn_counts(folder: Path, tasks: list[Task]) -> 
     made.step(good_query(tasks[0]))
     last = made.step("judge yes")
     assert (last.truncated, last.terms["judge_true_accept"], last.terms["exact_match"]) == (True, 1.0, 0.0)
+
+
+def test_a_rejected_result_is_hidden_with_context_hard(tasks: list[Task], folder: Path) -> None:
+    """Contract: the step says how many steps ago the result was shown, refused actions between included, and it is as if the page
+    had not been seen; an accepted one stays, and with context soft any."""
+    hard = load_domain("search", {"judge": {"context": "hard"}, "max_turns": 12})
+    soft = load_domain("search", {"judge": {}, "max_turns": 12})
+    assert (hard.forgets(), soft.forgets(), load_domain("search").forgets()) == (True, False, False)
+    assert hard.settings.model_dump()["judge"] == {"threshold": 0.7, "context": "hard"}
+    for domain, forgets, shown in ((hard, 2, 0.0), (soft, 0, 1.0)):
+        made = domain.make(folder)
+        task = next(task for task in tasks if task.difficulty == 1)
+        made.reset(task)
+        made.step(good_query(task))
+        made.step("jump")
+        assert made.step("judge no").forgets == forgets
+        assert made.next_action() == (good_query(task) if forgets else f"answer {task.spec['answer']}")
+        made.step("search nothing of it")
+        assert made.step("judge yes").forgets == 0
+        assert made.step("answer x").terms["evidence"] == shown
+
+
+def test_demonstrations_say_what_they_forget(tasks: list[Task], folder: Path) -> None:
+    domain = load_domain("search", {"judge": {"context": "hard"}, "max_turns": 12})
+    environment, rejections = domain.make(folder), 0
+    for task in tasks[:24]:
+        shown = play_out(environment, task, "expert-0", EXPERT, lambda: domain.expert(environment))
+        assert shown is not None
+        assert shown.success
+        rejected = [place for place, turn in enumerate(shown.turns) if turn.action == "judge no"]
+        assert shown.forgotten == [[place - 1, place] for place in rejected]
+        rejections += len(rejected)
+    assert rejections > 5
+
+
+def test_constraints_whose_turns_have_several_steps_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"judge\.context: hard counts steps"):
+        load_domain("search", {"judge": {"context": "hard"}, "constraint": {"spec": "react"}})

@@ -6,11 +6,14 @@ from pathlib import Path
 
 import psutil
 import pytest
-from environments.agents import TOY, write_agent
+from environments.agents import FEW_SHOT, SHORTENED, SUB_AGENT, TOY, write_agent
 
 from stages.agent.environment_pool import EnvironmentPool
+from stages.curation.demonstrations import DemonstrationPlan, demonstrate
+from stages.curation.settings import Curate
 from stages.environments.outside_agent import OutsideAgentDomain, OutsideAgentEnvironment, OutsideAgentSettings
 from stages.environments.outside_agent.endpoint import RequestError, chat_call
+from stages.environments.protocol import Observation
 from stages.environments.registry import load_domain, open_domain
 from stages.records.task import Task
 from stages.runtime.validation import ParamsError
@@ -82,6 +85,47 @@ def test_an_agent_that_fails_costs_its_episode_alone(make, program: str, term: s
     step = environment.step("x")
     assert (step.reward, step.terms, step.terminated, step.truncated) == (0.0, {term: 1.0}, terminated, not terminated)
     assert not process.is_running()
+
+
+def test_other_conversations_are_named_and_go_on(make) -> None:
+    """Contract: a request continues the conversation whose messages and answers it repeats; otherwise it begins another one, with
+    what comes before its last message."""
+    environment = make(SUB_AGENT)
+    environment.conversations("several")
+    assert environment.reset(TASK) == Observation("you are in room 3")
+    steps = [environment.step(action) for action in ("look", "metal", "yes", "lift")]
+    assert [(step.observation.text, step.conversation, step.observation.before) for step in steps] == [
+        ("what is a key", 1, ()),
+        ("are you sure", None, ()),
+        ("you see a key", 0, ()),
+        ("", None, ()),
+    ]
+    assert (steps[-1].reward, steps[-1].terminated, [step.reward for step in steps[:-1]]) == (1.0, True, [0.0] * 3)
+
+
+def test_a_shortened_history_begins_another_conversation(make) -> None:
+    environment = make(SHORTENED)
+    environment.conversations("several")
+    environment.reset(TASK)
+    assert environment.step("open the door").conversation is None
+    step = environment.step("lift it")
+    room, lifted = {"role": "user", "content": "you are in room 3"}, {"role": "assistant", "content": "lift it"}
+    assert (step.conversation, step.observation) == (1, Observation("you see a door", (room, lifted)))
+    assert environment.step("go").terminated
+
+
+def test_a_first_request_may_have_examples(make) -> None:
+    environment = make(FEW_SHOT)
+    environment.conversations("begun")
+    example = ({"role": "user", "content": "one"}, {"role": "assistant", "content": "a"})
+    assert environment.reset(TASK) == Observation("you are in room 3", example)
+    assert environment.step("go").reward == 1.0
+    plan = DemonstrationPlan(Curate(expert_demonstrations=1, noisy_demonstrations=0), 0, 640)
+    made = demonstrate(OutsideAgentDomain(), environment, TASK, plan)
+    assert (made.episodes, made.rejected) == ([], {"expert:no_expert_action": 1})
+    environment.conversations("plain")
+    with pytest.raises(RuntimeError, match="first request has 3 messages; it must have one user message"):
+        environment.reset(TASK)
 
 
 def test_turn_limit_ends_the_agent(make) -> None:
@@ -164,6 +208,7 @@ def test_environments_of_other_processes(tmp_path: Path) -> None:
     with EnvironmentPool(_Maker(settings), 1) as pool:
         environment = pool.take()
         assert environment.reset(TASK).text == "take the key\nyou are in room 3"
+        environment.conversations("several")
         environment.step("open")
         assert environment.step("lift").reward == 1.0
 

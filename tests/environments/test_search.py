@@ -346,3 +346,20 @@ def test_invalid_settings_and_file_errors_say_what_to_do(domain: SearchDomain, t
         domain.make(tmp_path).step("search x")
     with pytest.raises(RuntimeError, match="never reset"):
         domain.make(tmp_path).snapshot()
+
+
+def test_closed_book_has_one_turn_and_no_tools(domain: SearchDomain, tasks: list[Task], folder: Path) -> None:
+    """Contract: whatever the protocol, a search is refused and ends the episode; the reward is that of the answer. Panels with
+    tools do not depend on the setting."""
+    assert "closed_book" not in SearchSettings().model_dump()
+    for settings in ({}, {"judge": {}, "max_turns": 12}, {"tool_mode": "self"}):
+        closed = load_domain("search", {"closed_book": True, **settings}).make(folder)
+        task = first_task(tasks, 2)
+        assert closed.reset(task).text == "Answer from memory. Use: answer <name>."
+        assert closed.admissible() == sorted({f"answer {task.spec['start']}", f"answer {task.spec['answer']}"})
+        searched = closed.step(f"search {task.spec['start']}")
+        assert (searched.accepted, searched.truncated, searched.reward, searched.cost) == (False, True, 0.0, 0.0)
+        closed.reset(task)
+        answered = closed.step(f"answer {task.spec['answer']}")
+        assert (answered.terminated, answered.reward, answered.terms["evidence"]) == (True, 1.0, 0.0)
+        assert play_expert(domain, closed, task) == (1.0, 1)

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from stages.agent.prompts import load_prompt
+from stages.algorithms.algorithm import resolve
+from stages.algorithms.parts.self_play import Gate, Proposal, SelfPlaySettings, failed_rule
+from stages.curation.__main__ import configured_domain, self_play_lines
 from stages.curation.imports import Importer
 from stages.curation.self_play import conversations
 from stages.environments.registry import load_domain
 from stages.environments.search.proposals import parsed, read
 from stages.environments.self_play import MARKS_TERM, PROPOSED, PROPOSER_USAGE, SelfPlayEnvironment, proposed_question
+from stages.params import load_params, parse_params
+from stages.records.sections import deep_merge
 from stages.records.task import Task
+from stages.runtime.validation import ParamsError
 
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = "Kelmar Hall: founder Dorvin; rival Selat. query: founder\nDorvin Order: mentor Pomtar; heir Kelmar."
 
 
@@ -91,16 +102,14 @@ def test_questions_are_read_by_the_rules_of_the_grammar() -> None:
     assert parsed("Where is Kelmar?") is None
 
 
-@pytest.mark.parametrize("name", ["search", "factbook"])
-def test_scripted_conversations_are_accepted_as_demonstrations(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "gate"), [("search", {"min_words": 6}), ("factbook", {})])
+def test_scripted_conversations_are_accepted_as_demonstrations(name: str, gate: dict[str, int], tmp_path: Path) -> None:
     """Contract: `python -m stages.curation self_play` writes what curate.imports takes; every third is a reader's."""
-    import json
-
-    domain = load_domain(name, {"results": 3})
+    domain, settings = load_domain(name, {"results": 3}), SelfPlaySettings(gate=gate)
     records = [record for record in domain.recipes(60, 1) if record["split"] == "train"]
     tasks = domain.build(records, tmp_path / "worlds", 1)
-    found = list(conversations(domain, tmp_path / "worlds", tasks, 9, 0))
-    assert found == list(conversations(domain, tmp_path / "worlds", tasks, 9, 0))
+    found = list(conversations(domain, tmp_path / "worlds", tasks, settings, 9, 0))
+    assert found == list(conversations(domain, tmp_path / "worlds", tasks, settings, 9, 0))
     last = [record["messages"][-1]["content"] for record in found]
     assert [text.partition(" ")[0] for text in last].count("answer") == 3
     assert all(text.startswith(("question ", "answer ")) for text in last)
@@ -108,6 +117,46 @@ def test_scripted_conversations_are_accepted_as_demonstrations(name: str, tmp_pa
     (tmp_path / "data/raw/roles.jsonl").write_text("".join(json.dumps(record) + "\n" for record in found))
     read_ = Importer(domain, tasks, tmp_path / "worlds", 2000).read(tmp_path, ["data/raw/roles.jsonl"])
     assert read_.counts["data/raw/roles.jsonl"]["demonstrations"] == 9, read_.rejections
+
+
+def failed(messages: list[dict[str, str]], gate: Gate) -> str:
+    """The rule that a stored proposal fails; its answer is in the prompt."""
+    found = re.match(r"Write a question whose answer is (.*?)(?:, as found in .*?)?\. Facts to follow", messages[0]["content"])
+    assert found is not None
+    said = [message["content"] for message in messages if message["role"] == "assistant"]
+    shown = [message["content"] for message in messages[2:] if message["role"] == "user"]
+    queries = [text.removeprefix("search ").lower() for text in said if text.startswith("search ")]
+    return failed_rule(Proposal(found[1], proposed_question(said[-1]), queries, shown), gate)
+
+
+@pytest.mark.parametrize(("profile", "name"), [("ssp", "search"), ("ssp_factbook", "factbook")])
+def test_shipped_proposals_pass_the_gate_of_their_profile(profile: str, name: str) -> None:
+    """Contract: a proposer is shown what its gate accepts, and the documented command writes the shipped file again."""
+    values = yaml.safe_load((ROOT / "params.yaml").read_text())
+    overlay = yaml.safe_load((ROOT / f"profiles/methods/{profile}.yaml").read_text())
+    params = parse_params(deep_merge(values, overlay))
+    settings = resolve(params.section("rl", name), params.model.max_length).rl.tasks.settings
+    lines = (ROOT / f"data/raw/self_play/{name}.jsonl").read_text().splitlines()
+    stored = [json.loads(line)["messages"] for line in lines]
+    proposals = [messages for messages in stored if messages[-1]["content"].startswith("question ")]
+    assert len(proposals) > len(stored) / 2
+    assert {failed(messages, settings.gate) for messages in proposals} == {""}
+    assert {failed(messages, Gate(min_words=1000)) for messages in proposals} == {"words"}
+    written = list(islice(self_play_lines(configured_domain(name, params), params, len(lines), 0), 6))
+    assert written == lines[:6]
+
+
+def test_only_domains_that_play_themselves_have_scripted_proposals() -> None:
+    shipped = load_params(ROOT / "params.yaml")
+    with pytest.raises(ParamsError, match=r"grpo of search proposes no questions: set it to ssp \(profiles/methods/ssp\.yaml\)"):
+        list(self_play_lines(load_domain("search"), shipped, 1, 0))
+    few = {
+        "domains": ["search"],
+        "per_domain": {"search": {"curate": {"train": 4}}},
+        "rl": {"algorithm": "ssp", "tasks_per_step": 2},
+    }
+    with pytest.raises(ParamsError, match=r"about 4 training tasks give \d records, not 50; lower --count, raise curate\.train"):
+        list(self_play_lines(load_domain("search"), parse_params(few), 50, 0))
 
 
 def test_shipped_templates_say_what_they_are_given() -> None:

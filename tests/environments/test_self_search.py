@@ -242,6 +242,9 @@ def test_shipped_records_are_refused_with_known_worlds() -> None:
         ({"tool_mode": "self", "results": 3}, "set results to 1"),
         ({"think": False}, "think has an effect with tool_mode only"),
         ({"known": {"withheld": 1.5}}, "withheld"),
+        ({"target_thinks": 1}, "have an effect with tool_mode only"),
+        ({"first_always_real": False}, "have an effect with tool_mode only"),
+        ({"tool_mode": "self", "target_thinks": 9}, "target_thinks is 9, above max_thinks 8"),
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> None:
@@ -252,5 +255,31 @@ def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> Non
 def test_plain_search_keeps_its_settings_hash() -> None:
     """Contract: the hash of a panel without tool modes does not depend on them."""
     kept = set(load_domain("search", {}).settings.model_dump())
-    assert not kept & {"tool_mode", "think", "known", "route", "judge"}
+    new = {"tool_mode", "think", "known", "route", "judge", "closed_book", "target_thinks", "max_thinks", "first_always_real"}
+    assert not kept & new
     assert set(domain_in("real").settings.model_dump()) - kept == {"tool_mode", "known"}
+
+
+def test_the_first_search_may_be_the_policys_own_and_thoughts_have_other_limits(tasks: list[Task], folder: Path) -> None:
+    """first_always_real false, u = 0.20, 0.10, 0.15: self, self, real. One thought is enough with target_thinks 1; three are too
+    many with max_thinks 2."""
+    gated = environment("entropy_gated", folder, first_always_real=False)
+    gated.reset(two_hops(tasks))
+    found = []
+    for u in (0.20, 0.10, 0.15):
+        tell_logprobs(gated, logprobs_of(u))
+        found.append(gated.step(query(two_hops(tasks))).terms["real_search"])
+        if not found[-1]:
+            gated.step("a result")
+    assert found == [0.0, 0.0, 1.0]
+    for changes, thoughts, expected in (
+        ({"target_thinks": 1}, 1, 1.0),
+        ({}, 1, 0.5),
+        ({"max_thinks": 2}, 3, 0.0),
+        ({}, 3, 1 / 3),
+    ):
+        one = environment("real", folder, **changes)
+        one.reset(two_hops(tasks))
+        for _ in range(thoughts):
+            one.step("think x")
+        assert one.step("answer y").terms["format_graded"] == pytest.approx(expected)

@@ -137,14 +137,18 @@ def test_closed_book_models_play_the_same_panel_without_tools(context: StageCont
     evaluate.run(StageContext("evaluate", None, parse_params(values), context.root, Tracker()))
     rows = read_rows(context.data / "evaluation" / "rows.parquet")
     turns = {(row["model"], row["domain"]): row["turns"] for row in rows}
-    assert turns == {("sft", "search"): 6, ("sft", "factbook"): 10, ("sft+closed_book", "factbook"): 1}
-    assert len({row["panel"] for row in rows if row["domain"] == "factbook"}) == 1
+    plain, closed = {"search": 6, "factbook": 10}, dict.fromkeys(("search", "factbook"), 1)
+    played = (("sft", plain), ("sft+closed_book", closed))
+    assert turns == {(model, name): count for model, of in played for name, count in of.items()}
+    assert all(row["cost"] == 0.0 for row in rows if row["model"] == "sft+closed_book")
+    assert all(len({row["panel"] for row in rows if row["domain"] == name}) == 1 for name in plain)
     evaluation = json.loads((context.reports / "evaluation.json").read_text())
     assert [(item["a"], item["b"], item["domain"], item["n"]) for item in evaluation["comparisons"]] == [
-        ("sft+closed_book", "sft", "factbook", len(tasks))
+        ("sft+closed_book", "sft", "search", 8),
+        ("sft+closed_book", "sft", "factbook", len(tasks)),
     ]
-    nobody = {**values, "domains": ["search"], "per_domain": {"search": {}}}
-    with pytest.raises(ParamsError, match=r"sft\+closed_book plays with closed_book: True, and none of search has"):
+    nobody = {**values, "domains": ["calculator"], "per_domain": {"calculator": {}}}
+    with pytest.raises(ParamsError, match=r"sft\+closed_book plays with closed_book: True, and none of calculator has"):
         parse_params(nobody)
 
 

@@ -20,7 +20,8 @@ from stages.curation.demonstrations import play_out
 from stages.curation.imports import Importer
 from stages.environments.search import SearchDomain
 from stages.exchange.episodes import conversation
-from stages.records.episode import PREFERENCE_SCHEMA, read_episodes, read_rows, write_episodes, write_json, write_table
+from stages.records.episode import read_episodes, read_rows, write_episodes, write_json, write_table
+from stages.records.preferences import PREFERENCE_SCHEMA
 from stages.records.task import Task
 
 from . import mutation

@@ -41,6 +41,7 @@ ALLOWED_IMPORTS = {
     "stages.runtime.files.locked": "which process asks first; all read the same reply",
     "stages.runtime.entry_points.Group": "finds modules by name; changes of plugins are tracked separately (docs/dvc.md)",
     "stages.runtime.entry_points.place": "a message",
+    "stages.runtime.lineage.dvc_hash": "from which checkpoint a run resumes: one made with the same files",
     "stages.runtime.live.Live": "tells viewers of a run, and when to pause it or stop it after a step, from which it resumes",
     "stages.runtime.live.PAUSE": "a request to a run",
     "stages.runtime.live.POLL_S": "how often a paused run looks for requests",

@@ -103,6 +103,39 @@ def test_editing_an_outside_package_reruns_stages_that_use_it(project: Path, sit
     assert yaml.safe_load((project / "dvc.lock").read_text())["stages"].keys() == set(everything)
 
 
+@pytest.mark.slow
+def test_editing_a_file_that_settings_name_reruns_the_stages_that_use_it(project: Path, site: Path) -> None:
+    """Contract: a specification, schema, grammar or recording below data/raw that params.yaml names is an input of the stages
+    that read it: plain `dvc repro` runs these after an edit, and no others."""
+    spec, recorded = project / "data/raw/specs/mine.sexp", project / "data/raw/recorded/a.parquet"
+    for path in (spec, recorded):
+        path.parent.mkdir(parents=True)
+        path.write_text("first")
+    maze = {"environment": {"constraint": {"spec": "data/raw/specs/mine.sexp"}}, "rl": {"algorithm": "gpgx"}}
+    search = {"rl": {"tasks": {"settings": {"files": ["data/raw/recorded/a.parquet"]}}}}
+    params = {**yaml.safe_load(PARAMS), "per_domain": {"maze": maze, "search": search}}
+    (project / "params.yaml").write_text(yaml.safe_dump(params))
+    dvc(project, site, "repro")
+    assert dvc(project, site, "repro") == []
+    spec.write_text("second")
+    assert dvc(project, site, "repro") == ["play@maze", "learn@maze"]
+    recorded.write_text("second")
+    assert dvc(project, site, "repro") == ["learn@search"]
+
+
+def test_named_files_are_those_below_data_raw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data/raw/prompts").mkdir(parents=True)
+    (tmp_path / "data/raw/prompts/a.txt").write_text("x")
+    environment = {"pool": [{"folder": "data/raw/prompts"}, {"folder": "data/raw/none"}], "command": "python data/raw/a.py"}
+    own = {"environment": environment, "rl": {"prompt": "data/raw/prompts/../../../etc"}}
+    found = packages.named_files({"rl": {"prompt": "data/raw/prompts/a.txt"}, "per_domain": {"maze": own}}, "maze")
+    digest = packages.dvc_hash(tmp_path / "data/raw/prompts")
+    assert found["environments"] == [{"file": "data/raw/prompts", "md5": digest}]
+    assert [one["file"] for one in found["algorithms"]] == ["data/raw/prompts/a.txt"]
+    assert packages.named_files({"per_domain": {"maze": None}}, "maze") == {"environments": [], "algorithms": []}
+
+
 def test_default_run_uses_no_outside_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Contract: without outside packages the files are the same bytes on every machine, so that no stage re-runs."""
     monkeypatch.chdir(tmp_path)

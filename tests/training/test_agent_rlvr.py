@@ -16,7 +16,7 @@ from stages.agent.guidance import CLOSE, OPEN, marked, mentions
 from stages.agent.policy import load_policy
 from stages.algorithms.parts.guidance import Guidance
 from stages.algorithms.parts.preference import PairScores, Preference, dpo
-from stages.records.episode import EXPERT, Episode, Owner, read_rows, write_episodes
+from stages.records.episode import EXPERT, Episode, Owner, read_episodes, read_rows, write_episodes
 from stages.training.rl.cloning import chosen_successes
 from stages.training.rl.guided_pairs import guided_pairs
 from stages.training.rl.guided_pass import Attempts, Hint
@@ -92,6 +92,52 @@ def test_successes_that_talk_about_the_hint_are_left_out(chat: Chat) -> None:
     attempts = replace(attempts_of(chat, [0], []), guided=[quoting])
     pairs, counts = guided_pairs(attempts, Guidance(), 0)
     assert (pairs, counts["successes"], counts["mention_hint"]) == ([], 1, 1)
+
+
+def thinking(episode: Episode, thought: str, turn: int = 0) -> Episode:
+    """The episode with a thought before the action of a turn, as messages of reasoning models have it; the action stays."""
+    messages = [dict(message) for message in episode.messages]
+    messages[1 + 2 * turn]["content"] = f"<think>{thought}</think>{messages[1 + 2 * turn]['content']}"
+    return replace(episode, messages=messages)
+
+
+@pytest.mark.parametrize("thought", ["the hint says so", f"{OPEN} open", "I shall do this:  OPEN the door", "as in my Guidance"])
+def test_thoughts_that_talk_about_the_hint_are_not_learned(chat: Chat, thought: str) -> None:
+    """Contract: thoughts are trained on, so what they say counts as what actions say."""
+    attempts = attempts_of(chat, [0], [1])
+    (guided,) = attempts.guided
+    for text, kept in ((thought, 0), ("I see a door", 1)):
+        changed = replace(attempts, guided=[replace(guided, episode=thinking(guided.episode, text))])
+        pairs, counts = guided_pairs(changed, Guidance(), 0)
+        assert (len(pairs), counts["successes"], counts["mention_hint"]) == (kept, 1, 1 - kept)
+
+
+def test_no_training_sequence_has_marks_of_hints(chat: Chat) -> None:
+    """Contract: plain successes and failures with a mark in a thought, an action or an observation are not learned from, nor are
+    guided successes whose observations echo one."""
+    plain = [attempt(chat, "toy-000", number, number < 2) for number in range(4)]
+    plain[0] = thinking(plain[0], f"where is the {OPEN}", 1)
+    plain[3].messages[2]["content"] = f"no such thing: {CLOSE.upper()}"
+    attempts = Attempts(plain)
+    assert [one.episode_id[-1] for one in attempts.trainable] == ["1", "2"]
+    assert attempts.report()["plain_marked"] == 2
+    ((pair,), counts) = guided_pairs(attempts, Guidance(), 0)
+    assert counts["pairs_plain"] == 1
+    assert (list(pair.history + pair.win.token_ids), list(pair.history + pair.lose.token_ids)) == (
+        plain[1].token_ids[: len(pair.history + pair.win.token_ids)],
+        plain[2].token_ids[: len(pair.history + pair.lose.token_ids)],
+    )
+    assert guided_pairs(Attempts([plain[0], plain[2]]), Guidance(), 0)[0] == []
+    assert guided_pairs(Attempts([plain[1], plain[3]]), Guidance(), 0)[0] == []
+    echoing = attempts_of(chat, [0], [1])
+    shown = "do this: open the door"
+    for first in ("", marked(shown)):  # what rollouts write, and what tests write, in the first message
+        messages = [dict(message) for message in echoing.guided[0].episode.messages]
+        messages[0]["content"] += first
+        played = replace(echoing.guided[0].episode, messages=messages)
+        assert len(guided_pairs(replace(echoing, guided=[replace(echoing.guided[0], episode=played)]), Guidance(), 0)[0]) == 1
+    echoing.guided[0].episode.messages[2]["content"] = f"unknown: {OPEN}"
+    assert guided_pairs(echoing, Guidance(), 0)[0] == []
 
 
 def test_equal_continuations_make_no_pair(chat: Chat) -> None:
@@ -170,6 +216,19 @@ def test_rejection_sampling_alone(make_context) -> None:
     assert report["paths"] == 6 + report["guidance"]["guided_success"] * report["guidance"]["guided_episodes"]
     assert history[-1]["loss"] < history[0]["loss"]
     assert "trees" not in report
+
+
+def test_rejection_sampling_learns_from_no_plain_success_with_marks(make_context) -> None:
+    """Contract: round(1.0 * 5) of the six plain successes, since one has a mark."""
+    context = make_failing(make_context, algorithm="rejection_sft", warm_start={}, guidance={})
+    path = context.root / "data/rollouts/toy/episodes.parquet"
+    episodes = read_episodes(path)
+    marked_one = next(episode for episode in episodes if episode.success)
+    marked_one.messages[1]["content"] = f"{OPEN} {marked_one.messages[1]['content']}"
+    write_episodes(path, episodes)
+    run(context)
+    report = json.loads((context.root / "reports/rl/toy.json").read_text())
+    assert (report["paths"], report["guidance"]["plain_marked"]) == (5, 1)
 
 
 def test_attempts_without_pairs_are_refused(make_context) -> None:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from constraints.spec_files import spec_file
 
 from stages import rl
 from stages.constraints.settings import Constraint
@@ -32,8 +33,7 @@ SECTION: dict[str, Any] = {
 @pytest.fixture
 def constrained_toy(make_context: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """`make_context` with two actions, of which the second must be "go"."""
-    (tmp_path / "toy.sexp").write_text(SPEC)
-    constraint = Constraint(spec=str(tmp_path / "toy.sexp"), max_state_tokens=1)
+    constraint = Constraint(spec=spec_file(tmp_path, SPEC, monkeypatch), max_state_tokens=1)
     toy = SimpleNamespace(
         name="toy", make=FirstLetterEnvironment.in_folder, settings=SimpleNamespace(max_turns=2, constraint=constraint)
     )

@@ -19,7 +19,7 @@ RL = {**SHORT_RUN, "algorithm": "ssrl"}
 class WritingEnvironment(FirstLetterEnvironment):
     """The first action stands for a result, and is one if the environment was told how likely it was."""
 
-    told: tuple[float, ...] = ()
+    told: tuple[float, ...] | None = None
 
     def drawn(self, logprobs: list[float]) -> None:
         self.told = tuple(logprobs)
@@ -27,9 +27,10 @@ class WritingEnvironment(FirstLetterEnvironment):
     def step(self, action: str) -> Step:
         step, first = super().step(action), self.actions == 1
         terms = {"exact_match": step.reward, "format_graded": float(step.terminated), "self_written": float(first)}
-        assert self.told, "log-probabilities come before the action"
+        assert self.told is not None, "log-probabilities come before the action"
         assert all(one <= 0 for one in self.told)
-        self.told = ()
+        assert len(action.split()) > 1 or not self.told, "they are of what follows the verb"
+        self.told = None
         return Step(step.observation, step.reward, True, step.terminated, False, 0.0, terms, evidence=first)
 
 

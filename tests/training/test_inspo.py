@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -15,69 +14,28 @@ import pytest
 
 from stages import rl
 from stages.agent.chat import Chat
-from stages.agent.instructions import FILE, PHRASES, QUESTION, fault, followed, instructed, read_instruction, write_instruction
+from stages.agent.instructions import FILE, PHRASES, QUESTION, followed, instructed, read_instruction, write_instruction
 from stages.agent.policy import load_tokenizer
 from stages.algorithms.instruction_editors import by_chance, by_rules
 from stages.algorithms.population import Instruction, Stored, Turn, WorstEpisodes, attributed, halved, pick, shares
 from stages.algorithms.resolve import resolve_section
 from stages.algorithms.settings import Rl
-from stages.algorithms.sources.instructions import Instructions
-from stages.algorithms.task_source import SourceInputs
 from stages.evaluation.panels import Job
 from stages.evaluation.plan import plan_jobs
-from stages.records.episode import Episode, TurnRecord, read_rows
+from stages.records.episode import TurnRecord, read_rows
 from stages.runtime.validation import ParamsError
 from stages.training.common.documents import encode
 from stages.training.sft.hints import demonstration_instructions
+from training.instruction_sources import EVOLVING, RL, episodes_of, playing, source_of, turn
 from training.toys import KilledError, demonstration, kill_at_step, letter_tasks, outputs, run
-
-RL: dict[str, Any] = {
-    "algorithm": "inspo",
-    "steps": 4,
-    "tasks_per_step": 4,
-    "group_size": 3,
-    "learning_rate": 0.01,
-    "warmup_steps": 0,
-    "checkpoint_every": 1,
-    "sampling": {"max_tokens": 3},
-}
-EVOLVING: dict[str, Any] = {
-    "seeds": [QUESTION, f"Be brief. {QUESTION}"],
-    "population": 4,
-    "evolve_every": 2,
-    "min_trials": 3,
-    "candidates": 4,
-    "verify": {"questions": 3},
-}
 
 
 def population(*weights: float, uses: int = 16) -> list[Instruction]:
     return [Instruction(number, f"{number} {QUESTION}", weight, uses) for number, weight in enumerate(weights)]
 
 
-def turn(action: str, accepted: bool = True) -> Turn:
-    return Turn(action, action, "seen", accepted)
-
-
 def stored(*turns: Turn, instruction: int = 0, number: int = 0) -> Stored:
     return Stored(number, instruction, "t", "find it", turns, 0.0, False)
-
-
-def source_of(play: Any = None, root: Path = Path(), **settings: Any) -> Instructions:
-    tasks = {task.task_id: replace(task, spec={"answer": "Rome"}) for task in letter_tasks(16) if task.split == "train"}
-    section = resolve_section(Rl.model_validate({**RL, "tasks": {"settings": settings}}), 128)[1]
-    measured = dict.fromkeys(tasks, 0.5)
-    domain: Any = SimpleNamespace(name="toy")
-    return Instructions(SourceInputs(section, domain, tasks, Path(), dict.fromkeys(tasks, 1.0), measured, (0, "rl"), play, root))
-
-
-def episodes_of(source: Instructions, rewards: dict[int, float], size: int = 2) -> list[Episode]:
-    """Played episodes of the drawn tasks, whose reward depends on the instruction."""
-    return [
-        Episode(f"{task_id}/{place}", task_id, "toy", task_id, 0, "", "", 1.0, 1.0, 0, reward=rewards[number])
-        for task_id, (_, number) in source.drawn.items()
-        for place in range(size)
-    ]
 
 
 # ---- must hold ---------------------------------------------------------------------------------------------------------------
@@ -135,23 +93,14 @@ def test_buffer_keeps_the_worst_and_the_newest() -> None:
     assert (restored.episodes, restored.arrived) == (buffer.episodes, 5)
 
 
-def test_candidates_are_rejected_before_any_episode() -> None:
-    """Contract: no play for a candidate without its placeholder, too long, known, or with an answer."""
-    source = source_of(lambda *_: pytest.fail("an episode was played"), max_words=4)
-    texts = ["Look.", f"{QUESTION} {QUESTION}", f"a b c d e {QUESTION}", QUESTION, f"Say rome {QUESTION}"]
-    assert source.checked([(text, 0) for text in texts], 2) == []
-    assert dict(source.counts) == {"no_question": 2, "too_long": 1, "known": 1, "tells_answer": 1}
-    (kept,) = source.checked([(f"Go. {QUESTION}", 0), (f"Go. {QUESTION}", 1)], 2)
-    assert (kept.number, kept.parent, source.counts["known"]) == (3, 0, 2)
-    assert fault(f"Romeo {QUESTION}", 1) is None
-
-
 def test_one_instruction_is_grpo(make_context) -> None:
-    """Contract: the reduction in the card, to the last bit of the policy; a fixed instruction changes it."""
+    """Contract: the reduction in the card, to the last bit of the policy; a fixed instruction changes it, and so does another KL
+    coefficient than the method's 0.001."""
     files = []
     for name, section in (
         ("inspo", {"tasks": {"settings": {"population": 1, "seeds": [QUESTION]}}}),
-        ("grpo", {"algorithm": "grpo"}),
+        ("grpo", {"algorithm": "grpo", "loss": {"kl_coef": 0.001, "kl_estimator": "k3"}}),
+        ("no kl", {"algorithm": "grpo"}),
         ("fixed", {"tasks": {"settings": {"population": 1, "seeds": [f"Look. {QUESTION}"]}}}),
     ):
         context = make_context("rl", name, rl={**RL, "steps": 2, **section})
@@ -159,7 +108,8 @@ def test_one_instruction_is_grpo(make_context) -> None:
         files.append((context.root / "data/models/rl/toy/model.safetensors").read_bytes())
         samples = read_rows(context.root / "data/rl/toy/samples.parquet")
         assert all(one["messages"][0]["content"].startswith("Look. take") == (name == "fixed") for one in samples)
-    assert files[0] == files[1] != files[2]
+    assert files[0] == files[1]
+    assert len({files[0], *files[2:]}) == 3
 
 
 def test_state_restores_to_equal_draws() -> None:
@@ -186,28 +136,6 @@ def test_every_question_has_one_instruction_and_its_own_id() -> None:
     more = source.draw(3, 1, count=2, without=[task.task_id for task in drawn])
     assert not {source.drawn[task.task_id][0] for task in more} & {source.drawn[task.task_id][0] for task in drawn}
     assert len(source.drawn) == 6
-
-
-def test_centred_rewards_are_less_the_questions_success() -> None:
-    """Rewards 1 on questions of success 0.5: w = 0.9 * 0.5 + 0.1 * 0.5; the next time, success 0.75: less."""
-    source = source_of(seeds=[QUESTION], population=1, centre=True)
-    source.draw(0)
-    source.observe(0, episodes_of(source, {0: 1.0}))
-    assert source.best.weight == pytest.approx(0.5)
-    assert source.metrics()["instruction_entropy"] == 0.0
-
-
-def playing(asked: list[Any], good: str) -> Any:
-    """A policy whose episodes succeed where the prompt contains `good`."""
-
-    def play(requests: Any, sampling: Any) -> list[Episode]:
-        asked.extend(requests)
-        return [
-            Episode(one.episode_id, one.task.task_id, "toy", "", 0, "", "", 1.0, 1.0, 0, reward=float(good in one.task.prompt))
-            for one in requests
-        ]
-
-    return play
 
 
 def test_evolution_prunes_verifies_and_merges() -> None:

@@ -53,6 +53,29 @@ def test_dropped_rows_are_counted_separately_and_must_not_be_trained():
         ledger.close()
 
 
+def test_tokens_of_a_skipped_step_are_accounted_for_and_not_trained():
+    """One policy token is trained, two are of a step that was left out; two tokens of other streams are in no policy count."""
+    ledger = Ledger()
+    mask, external = MASK | torch.tensor([False, False, True]), torch.tensor([[False] * 3, [False, False, True]])
+    observed = torch.tensor([[True, False, False], [False] * 3])
+    ledger.open(mask, external=external, observed=observed)
+    ledger.skip(torch.tensor([0]), torch.tensor([[True, True, True]]))
+    ledger.record(torch.tensor([1]), mask[1:])
+    ledger.close()
+    assert ledger.metrics() == {
+        "ledger/policy_tokens_trained": 1,
+        "ledger/environment_tokens_trained": 0,
+        "ledger/policy_tokens_dropped": 0,
+        "ledger/policy_tokens_skipped": 2,
+        "ledger/external_tokens_trained": 1,
+    }
+    ledger.open(MASK)
+    ledger.skip(torch.tensor([0, 1]), MASK)
+    ledger.record(torch.tensor([0]), MASK[:1])
+    with pytest.raises(RuntimeError, match="2 used more than once"):
+        ledger.close()
+
+
 def test_incomplete_epoch_can_be_resumed_and_closed():
     ledger = Ledger()
     ledger.open(MASK)

@@ -84,7 +84,7 @@ def test_old_log_probs_are_the_same_read_before_or_in_passing(make_context, tiny
     """Contract: a batch's only update finds the log-probabilities that a pass of their own would have found, to the bit."""
     in_passing = trained(make_context, tiny_policy, name="in_passing", **section)
     made = PolicyUpdates.__init__
-    monkeypatch.setattr(PolicyUpdates, "__init__", lambda *given, first: made(*given))
+    monkeypatch.setattr(PolicyUpdates, "__init__", lambda *given, **_: made(*given))
     before = trained(make_context, tiny_policy, name="before", **section)
     assert "mean_rescored_difference" in report_of(before)
     one, other = (load_file(root / "data/models/rl/toy/model.safetensors") for root in (in_passing, before))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,12 @@ from stages.algorithms.algorithm import resolve
 from stages.algorithms.settings import Rl
 from stages.environments.briefing import BriefingDomain
 from stages.judging.references import StyleChecks, content_reward, style_reward
-from stages.records.episode import Episode, read_rows
+from stages.records.episode import Episode, read_rows, read_tasks
+from stages.records.reward_chain import RewardChain, Style
+from stages.records.task import Task
 from stages.runtime.validation import ParamsError
-from stages.training.rl.reference_rewards import corrupted
+from stages.training.rl.reference_rewards import Chains, corrupted, cut, own_reward, weighed
+from stages.training.rl.scoring import ReferenceTexts
 from training.toys import SHORT_RUN, KilledError, kill_at_step, outputs, read_history
 
 RL: dict[str, Any] = {
@@ -102,6 +106,80 @@ def test_stuffing_can_be_bounded(make_context, briefing: BriefingDomain) -> None
     assert scored(make_context, briefing, stuffed)["keyword_share"] == 1.0
     assert scored(make_context, briefing, stuffed, max_keyword_share=0.9)["content"] == 0.0
     assert scored(make_context, briefing, briefing.references(task)[0], max_keyword_share=0.9)["content"] == 1.0
+
+
+def test_without_demands_on_style_the_content_has_their_weight() -> None:
+    """0.8 of the content: 0.8 without demands, where both weights are 0.5; 1.6 with the reference code's sum; a pure format
+    reward stays 0. With demands, half of each."""
+    plain = RewardChain(("a",), ((("a",),),))
+    styled = RewardChain(("a",), ((("a",),),), (Style("any", 1.0, lambda text: True),))
+    assert weighed(0.8, 0.0, plain, 0.5, 0.5) == pytest.approx(0.8)
+    assert weighed(0.8, 0.0, plain, 1.0, 1.0) == pytest.approx(1.6)
+    assert weighed(0.8, 0.0, plain, 0.0, 1.0) == 0.0
+    assert weighed(0.8, 1.0, styled, 0.5, 0.5) == pytest.approx(0.9)
+
+
+def test_a_chain_without_styles_pays_up_to_1(make_context, briefing: BriefingDomain, monkeypatch) -> None:
+    (task,) = briefing.build([next(briefing.recipes(1, 0))], Path("unused"), 1)
+    chain = replace(briefing.reward_chain(task), styles=())
+    monkeypatch.setattr(BriefingDomain, "reward_chain", lambda self, task: chain)
+    assert scored(make_context, briefing, briefing.references(task)[0])["reward"] == pytest.approx(1.0)
+
+
+def test_long_key_words_are_cut() -> None:
+    """A value of seven words would have to be repeated whole; in parts of three, it counts in parts."""
+    text = "area one two three four five six seven"
+    chain = RewardChain((text,), (((text, "area"),),))
+    assert cut(chain, 3).key_points == ((("area one two", "three four five", "six seven", "area"),),)
+    assert cut(chain, 8) == chain
+
+
+def chains(domain: BriefingDomain, **settings: Any) -> Chains:
+    return Chains(domain, ReferenceTexts(None, domain), resolve(Rl(algorithm="rlvrr", references=settings)).rl.references)  # type: ignore[arg-type]
+
+
+def test_tasks_whose_references_miss_their_own_demands_are_left_out(briefing: BriefingDomain, monkeypatch) -> None:
+    """A key word that no reference has: content 2/3 of three points, style 1: a mean of 0.83. Without styles: 0.67."""
+    tasks = briefing.build([next(briefing.recipes(1, 0))], Path("unused"), 1)
+    text = briefing.references(tasks[0])[0]
+    words = tuple(text.split()[:2])
+    points = (((words[0],),), ((words[1],),), (("absent",),))
+    styles = (Style("any", 1.0, lambda text: True),)
+    for given, expected in ((styles, 5 / 6), ((), 2 / 3)):
+        chain = RewardChain((text,), points, given)
+        assert own_reward(chain, StyleChecks()) == pytest.approx(expected)
+        monkeypatch.setattr(BriefingDomain, "reward_chain", lambda self, task, chain=chain: chain)
+        if given:
+            assert chains(briefing).well_made(tasks) == tasks
+            with pytest.raises(ValueError, match=r"least_own_reward is 0.9, and on none of the 1 training tasks"):
+                chains(briefing, least_own_reward=0.9).well_made(tasks)
+        else:
+            with pytest.raises(ValueError, match=r"least_own_reward is 0\.7"):
+                chains(briefing).well_made(tasks)
+            assert chains(briefing, least_own_reward=0.0).well_made(tasks) == tasks
+
+
+def test_shipped_briefs_meet_their_own_demands(briefing: BriefingDomain) -> None:
+    tasks = briefing.build(list(briefing.recipes(20, 0)), Path("unused"), 1)
+    assert chains(briefing, least_own_reward=1.0).well_made(tasks) == tasks
+
+
+def test_badly_made_tasks_are_not_played(make_context, monkeypatch) -> None:
+    """The toy's chains follow from its demonstrations; a third of the tasks gets a key word that no answer has."""
+    made = Chains.make
+
+    def spoilt(self: Chains, task: Task) -> RewardChain:
+        chain = made(self, task)
+        return replace(chain, key_points=((("absent",),),), styles=()) if task.task_id in bad else chain
+
+    bad: set[str] = set()
+    context = make_context("rl", rl=RL)
+    bad |= {task.task_id for task in read_tasks(context.data / "curated/toy/tasks.parquet", "train")[::3]}
+    monkeypatch.setattr(Chains, "make", spoilt)
+    rl.run(context)
+    played = {row["task_id"] for row in read_rows(context.root / "data/rl/toy/samples.parquet")}
+    assert played
+    assert not played & bad
 
 
 def test_corrupted_key_words_cannot_score(briefing: BriefingDomain) -> None:

@@ -72,8 +72,38 @@ def test_a_lenient_judge_reads_everything(context_of) -> None:
     rows = read_rows(context.root / "data/rl/toy/judgments.parquet")
     assert MISSING not in {answer for row in rows for answer in row["answers"]}
     (row,) = read_history(context.root)
-    assert row["judge_response_rate"] == 1
-    assert row["judge_thought_words"] == 0
+    assert (row["judge_response_rate"], row["judge_thought_words"]) == (0, 0), "what is read has no marker"
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_thought_without_an_end_is_no_response(context_of, strict: bool, capsys) -> None:
+    """Contract: of episodes that end before the environment terminates, a strict judge reads that the response is missing and a
+    lenient one the whole message; neither counts as a response, and a marker that nobody writes is reported at once."""
+    judge = {**RLMT["judge"], "extract": {"strict": strict}}
+    horizon = {"kind": "fixed", "turns": 1}
+    context = context_of("cut", {"start": "<think>", "end": "</think>"}, steps=1, judge=judge, horizon=horizon)
+    rl.run(context)
+    answers = [row["answers"][0] for row in read_rows(context.root / "data/rl/toy/judgments.parquet")]
+    assert (set(answers) == {MISSING}) is strict
+    assert strict or all(answers)
+    (row,) = read_history(context.root)
+    assert row["judge_response_rate"] == 0
+    assert "no episode of the first step has a response between the markers of rl.judge.extract" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_the_rate_of_responses_is_that_of_their_marker(context_of, strict: bool, capsys) -> None:
+    """A marker that the tiny policy writes by chance: the share of messages with text after it, also for a lenient judge."""
+    judge = {**RLMT["judge"], "extract": {"marker": "e", "strict": strict}}
+    context = context_of("rate", {"start": "<think>", "end": "</think>"}, steps=1, judge=judge)
+    rl.run(context)
+    samples = read_rows(context.root / "data/rl/toy/samples.parquet")
+    last = [[one["content"] for one in row["messages"] if one["role"] == "assistant"][-1] for row in samples]
+    with_response = [text for text in last if text.rpartition("e")[2].strip() and "e" in text]
+    assert 0 < len(with_response) < len(last)
+    (row,) = read_history(context.root)
+    assert row["judge_response_rate"] == pytest.approx(len(with_response) / len(last))
+    assert "no episode" not in capsys.readouterr().err
 
 
 def method(**section: Any):
@@ -104,7 +134,7 @@ def test_parts_of_the_method() -> None:
     found = method().rl
     assert (found.loss.kl_coef, found.loss.entropy_coef, found.loss.dual_clip) == (0.001, 0.001, 3.0)
     assert found.judge.extract is not None
-    assert (found.judge.extract.occurrence, found.judge.extract.strict) == ("first", True)
+    assert (found.judge.extract.occurrence, found.judge.extract.strict) == (None, True)
 
 
 @pytest.mark.parametrize(

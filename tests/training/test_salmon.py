@@ -94,14 +94,14 @@ def test_a_principle_that_begins_later_is_read_from_then_on(context_of, monkeypa
     from stages.training.rl.judging import EpisodeJudge
 
     read: dict[int, set[str]] = {}
-    principles = EpisodeJudge._principles
+    grouped = EpisodeJudge._group
 
-    def record(self: EpisodeJudge, task_id: str) -> tuple[str, ...]:
-        found = principles(self, task_id)
-        read.setdefault(self._step + 1, set()).update(found)
+    def record(self: EpisodeJudge, episodes: Any) -> Any:
+        found = grouped(self, episodes)
+        read.setdefault(self._step + 1, set()).update(found.principles)
         return found
 
-    monkeypatch.setattr(EpisodeJudge, "_principles", record)
+    monkeypatch.setattr(EpisodeJudge, "_group", record)
     items = [
         {"name": "correct", "text": "right", "negative": "wrong"},
         {"name": "modest", "text": "no praise", "negative": "praise", "always": True, "from_step": 3},
@@ -192,6 +192,8 @@ def test_critics_that_cannot_start_are_refused(section: dict[str, Any], says: st
         ({}, {"kind": "reward", "options": ["c", "d"], "principles": {}}, "make them equal"),
         ({}, {"kind": "reward"}, r"judge_model\.principles is null"),
         ({"judge": {"local": {"path": "hub:a/b"}}, "critic": {"init": "policy"}}, {}, "download the model first"),
+        ({"algorithm": "rlmt", "judge": {"criteria": ["depth"]}}, {"kind": "reward"}, "rl.judge.criteria are ['depth']"),
+        ({"algorithm": "rlmt", "judge": {"references": True}}, {"kind": "reward"}, "learnt without one"),
     ],
 )
 def test_models_that_do_not_fit_are_refused(section: dict[str, Any], model: dict[str, Any], says: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -276,6 +277,9 @@ def test_the_method_by_its_name_trains_both_roles_and_resumes(
     run(alone)
     trained, start = (load_file(folder / "model.safetensors") for folder in (alone.root / "data/models/rl/toy", tiny_policy))
     assert all(trained[name].equal(start[name]) for name in start), "failures without a penalty have no gradient"
+    both = run(stage(make_context, monkeypatch, "both", algorithm="ssp"))
+    assert [row["proposer/grad_norm"] for row in both] == [0.0, 0.0], "nor of the KL term, once the policy has left the reference"
+    assert both[1]["kl"] > 0
 
 
 def test_both_roles_may_be_updated_at_once_and_resume(make_context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,8 +321,12 @@ def test_a_combined_update_is_the_sum_of_its_parts() -> None:
             value = factor * weight.sum() * len(rows)
             yield LossTerms(value, {"loss": value.detach()}, (torch.tensor(rows), torch.ones(len(rows), 1, dtype=torch.bool)))
 
+        def tell(where: str, rows: torch.Tensor, mask: torch.Tensor) -> None:
+            told.append((where, rows.tolist()))
+
         skips = (lambda sums: True) if skip else None
-        return Update("policy", [[0, 1], [2]], loss, lambda rows, mask: told.append((name, rows.tolist())), skips=skips)
+        trained, skipped = partial(tell, name), partial(tell, f"{name} skipped")
+        return Update("policy", [[0, 1], [2]], loss, trained, skips=skips, on_tokens_skipped=skipped)
 
     first, second, rest = (update(name, factor) for name, factor in (("a", 1.0), ("b", 10.0), ("rest", 100.0)))
     both, alone = combined([iter([first, rest]), iter([second])])
@@ -331,7 +339,10 @@ def test_a_combined_update_is_the_sum_of_its_parts() -> None:
     assert told == [("a", [0, 1]), ("a", [2]), ("b", [0, 1]), ("b", [2])]
     (skipping,) = combined([iter([update("a", 1.0, skip=True)]), iter([second])])
     assert skipping.skips is not None
-    assert learner.update(skipping.micro_batches, skipping.loss, skipping.on_tokens_trained, skipping.skips)["skipped"] == 1.0
+    told.clear()
+    parts = (skipping.on_tokens_trained, skipping.skips, skipping.on_tokens_skipped)
+    assert learner.update(skipping.micro_batches, skipping.loss, *parts)["skipped"] == 1.0
+    assert told == [("a skipped", [0, 1]), ("a skipped", [2]), ("b skipped", [0, 1]), ("b skipped", [2])]
     assert weight.item() == -32.0
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
 from stages import sft
-from stages.records.episode import write_episodes
+from stages.records.episode import write_episodes, write_tasks
 from training.toys import KilledError, demonstration, kill_at_step, letter_tasks, outputs
 
 SFT = {"epochs": 3.5, "batch_tokens": 256, "learning_rate": 3e-3, "eval_every": 2, "checkpoint_every": 3, "patience": 4}
@@ -44,6 +45,18 @@ def test_number_of_demonstrations_can_be_limited(make_context):
         drawn = sft.draw(sft.read_demonstrations(context)["train"], count, 3)
         shown[count] = {episode.episode_id for episode in drawn}
     assert shown[3] < shown[5] < shown[50]
+
+
+def test_hints_of_demonstrations_keep_the_tasks_answers(make_context):
+    """Contract: the stage reads which answers tasks accept; a hint with one of them is left out ("do this: open the door")."""
+    weights = []
+    for name, spec in (("none", {}), ("another", {"answer": "lamp"}), ("told", {"answer": "gate", "accepted": ["gate", "door"]})):
+        context = make_context("sft", name, sft={**SFT, "epochs": 0.5, "guided": 1.0})
+        write_tasks(context.root / "data/curated/toy/tasks.parquet", [replace(task, spec=spec) for task in letter_tasks(16)])
+        sft.run(context)
+        weights.append((context.root / "data/models/sft/model.safetensors").read_bytes())
+    assert weights[0] == weights[1] != weights[2]
+    assert sft.read_specs(make_context("sft", "unguided", sft=SFT)) == {}
 
 
 def test_without_demonstrations_sft_saves_the_base_model(make_context, tiny_policy):

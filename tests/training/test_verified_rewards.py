@@ -14,11 +14,12 @@ from stages.algorithms.algorithm import resolve
 from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.parts.reward import EpisodeRewards
 from stages.algorithms.settings import Rl
-from stages.records.episode import Episode, read_episodes, write_episodes
+from stages.judging.verification import zscores
+from stages.records.episode import Episode, read_episodes, read_rows, read_tasks, write_episodes
 from stages.runtime.validation import ParamsError
 from stages.training.common.batches import trajectory_batch
 from stages.training.rl import verified_rewards
-from stages.training.rl.verified_rewards import VerifiedRewards
+from stages.training.rl.verified_rewards import VerifiedRewards, kept_for_fitting
 from training.toys import SHORT_RUN, KilledError, kill_at_step, make_episode, outputs, read_history
 
 RL: dict[str, Any] = {
@@ -70,6 +71,31 @@ def test_a_verifier_can_learn_from_what_the_policy_answered(make_context, monkey
     assert json.loads((context.root / "reports/rl/toy.json").read_text())["verifier"]["held_out"]["pairs"] > 0
 
 
+def test_tasks_of_the_fit_are_not_trained_on(make_context, monkeypatch) -> None:
+    """Contract: a quarter of the tasks fit the verifier, the others are played and measure it; rules may leave the same out."""
+    fitted: list[Any] = []
+    monkeypatch.setattr(verified_rewards, "fit", lambda verifier, pairs, *rest: fitted.extend(pairs))
+    context = make_context("rl", rl=RL)
+    rl.run(context)
+    names = {task.task_id for task in read_tasks(context.data / "curated/toy/tasks.parquet", "train")}
+    kept = {pair.task_id for pair in fitted}
+    assert kept == kept_for_fitting(names, 0.25, context.params.seed)
+    assert len(kept) == round(len(names) / 4) > 0
+    assert not kept & {row["task_id"] for row in read_rows(context.root / "data/rl/toy/samples.parquet")}
+    report = json.loads((context.root / "reports/rl/toy.json").read_text())["verifier"]
+    assert report["held_out"]["pairs"] == 2 * len(names - kept), "a right and a wrong answer for each one's only reference"
+    rule = make_context("rl", "rule", rl={**RL, "verifier": {"kind": "contains", "fit_share": 0.25}})
+    rl.run(rule)
+    assert not kept & {row["task_id"] for row in read_rows(rule.root / "data/rl/toy/samples.parquet")}
+
+
+@pytest.mark.parametrize(
+    ("verifier", "share"), [({}, 0.25), ({"path": "x"}, 0.0), ({"kind": "jaccard"}, 0.0), ({"fit_share": 0.0}, 0.0)]
+)
+def test_rules_and_models_of_ones_own_need_no_tasks(verifier: dict[str, Any], share: float) -> None:
+    assert resolve(Rl(algorithm="rlvr_cross_domain", verifier=verifier)).rl.verifier.fit_share == share
+
+
 @pytest.mark.parametrize("kind", ["contains", "jaccard"])
 def test_rules_train(make_context, kind: str) -> None:
     context = make_context("rl", rl={**RL, "steps": 1, "verifier": {"kind": kind}})
@@ -109,6 +135,19 @@ def test_kl_is_subtracted_after_standardising() -> None:
     assert batch.advantages[batch.mask].tolist() == pytest.approx([0.95, 0.95, -0.05, -0.05])
 
 
+def test_exact_match_in_one_group_is_group_normalised_outcome_rl() -> None:
+    """One prompt per batch, a verifier that is right or wrong: its z-scores are GRPO's advantages with the divisor n."""
+    outcomes = [1.0, 0.0, 0.0, 1.0, 0.0]
+    ours = scored(zscores(outcomes), reward={"kl_coef": 0.0})
+    method = resolve(Rl(algorithm="grpo", advantage={"ddof": 0}, loss={"kl_coef": 0.0}), 64)
+    episodes = [make_episode(f"e{place}", "g", [1], outcome) for place, outcome in enumerate(outcomes)]
+    theirs = method.prepare(method.shape(trajectory_batch(episodes)))
+    assert ours.advantages is not None
+    assert theirs.advantages is not None
+    assert ours.advantages[ours.mask].tolist() == pytest.approx(theirs.advantages[theirs.mask].tolist(), abs=1e-5)
+    assert ours.advantages[ours.mask].tolist()[0] == pytest.approx(1.5**0.5)
+
+
 def test_rloo_on_verified_rewards() -> None:
     batch = scored([1.0, 0.0, 0.0, 1.0], advantage={"mean": "leave_one_out"}, reward={"kl_coef": 0.0})
     assert batch.advantages is not None
@@ -119,7 +158,10 @@ def test_rloo_on_verified_rewards() -> None:
     ("settings", "says"),
     [
         ({"verifier": {"kind": "jaccard"}}, "needs reward.kind: verifier"),
-        ({"algorithm": "rlvr_cross_domain", "advantage": {"std": "batch"}}, "already centred and scaled"),
+        ({"algorithm": "rlvr_cross_domain", "advantage": {"std": "batch"}}, r"already centred and scaled .*\(std: batch\)"),
+        ({"algorithm": "rlvr_cross_domain", "advantage": {"mean": "group", "std": "group"}}, r"\(std: group\) would"),
+        ({"algorithm": "rlvr_cross_domain", "advantage": {"whiten": True}}, r"\(whiten: true\) would normalise again"),
+        ({"algorithm": "ppo", "reward": {"kind": "verifier"}, "advantage": {"whiten": True}}, r"\(whiten: true\) would"),
         ({"algorithm": "rlvr_cross_domain", "verifier": {"kind": "jaccard", "score": "binary"}}, "verifier.kind: generative"),
         ({"algorithm": "rlvr_cross_domain", "verifier": {"path": "x", "fit_steps": 3}}, "fit_steps"),
         ({"algorithm": "rlvr_cross_domain", "verifier": {"most_words": 3}}, "verifier.kind: contains"),

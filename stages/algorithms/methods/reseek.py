@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from stages.algorithms.batch import TrajectoryBatch, TurnTerms
@@ -13,7 +13,7 @@ from stages.algorithms.card import Card, Composition
 from stages.algorithms.methods import grpo
 from stages.algorithms.settings import Rl
 from stages.records.task import JUDGMENT_TERMS
-from stages.runtime.validation import Positive, Section
+from stages.runtime.validation import ParamsError, Positive, Section
 
 CARD = Card(
     slug="reseek",
@@ -25,8 +25,9 @@ CARD = Card(
     assumptions="an environment that asks for judgments and knows the right ones (per_domain.search.environment.judge: the facts "
     "of the question's chain, against a threshold of 0.7). Correct rejections of useless searches pay without an answer: cap "
     "0.6 per episode is ours, null as published. How step rewards enter GRPO is not published: one return per episode here, or "
-    "advantage.level turn. A rejected result stays in the context (the paper's later, soft form). The first version's symmetric "
-    "penalty is false_accept -0.3",
+    "with advantage.level turn G_k = sum_{t>=k} gamma^(t-k) r_t, normalised over the group per turn. A rejected result stays in "
+    "the context (soft, the paper's third version) or is removed from what later turns see (hard, the first): "
+    "environment.judge.context. settings.preset has the penalties of both versions",
     reduces_to="match, false_accept and false_reject 0: GRPO",
     tested_by="tests/algorithms/test_reseek.py, tests/environments/test_judged_search.py",
     switch="rl.algorithm: reseek",
@@ -34,7 +35,13 @@ CARD = Card(
 *RIGHT, ACCEPTED, REJECTED = JUDGMENT_TERMS
 
 
+FALSE_ACCEPT = {"v1_symmetric": -0.3, "v3_asymmetric": -0.6}
+"""Reward of accepting a useless result, in the paper's versions."""
+
+
 class Settings(Section):
+    preset: Literal["v1_symmetric", "v3_asymmetric"] = "v3_asymmetric"
+    """The paper's version, which false_accept follows unless it is set: -0.3 (first) or -0.6 (third)."""
     match: float = 0.3
     """Reward of a right judgment."""
     false_accept: float = -0.6
@@ -44,7 +51,20 @@ class Settings(Section):
     cap: Positive | None = 0.6
     """Largest sum of an episode's judgment rewards; null: none."""
     gamma: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """Discount per search of the episode's return."""
+    """Discount per search of returns."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_version(cls, values: Any) -> Any:
+        preset = values.get("preset") if isinstance(values, dict) else None
+        if not isinstance(preset, str) or preset not in FALSE_ACCEPT or "false_accept" in values:
+            return values
+        return {**values, "false_accept": FALSE_ACCEPT[preset]}
+
+    @property
+    def pays(self) -> bool:
+        """Whether judgments have rewards."""
+        return bool(self.match or self.false_accept or self.false_reject)
 
 
 def judgment_rewards(batch: TrajectoryBatch, settings: Settings) -> Tensor:
@@ -70,13 +90,16 @@ def judgment_rewards(batch: TrajectoryBatch, settings: Settings) -> Tensor:
     return torch.stack(paid, 1)
 
 
-def judgments_before(batch: TrajectoryBatch) -> Tensor:
-    """Number of judgments before each turn, [B, U]."""
+def returns_from(batch: TrajectoryBatch, turn_rewards: Tensor, gamma: float) -> Tensor:
+    """G of each turn u, [B, U]: G_u = r_u + gamma^j G_{u+1}, where j is 1 for a judgment, which ends a search, and else 0."""
     found = batch.get(TurnTerms)
     assert found is not None
-    count = sum(found.of(name) for name in JUDGMENT_TERMS if name in found.names)
-    counts = torch.zeros_like(batch.turn_rewards) + count
-    return counts.cumsum(1) - counts
+    judgments = torch.zeros_like(turn_rewards) + sum(found.of(name) for name in JUDGMENT_TERMS if name in found.names)
+    returns, after = [], torch.zeros(batch.size)
+    for reward, judged_here in zip(reversed(turn_rewards.unbind(1)), reversed(judgments.unbind(1)), strict=True):
+        after = reward + gamma**judged_here * after
+        returns.append(after)
+    return torch.stack(returns[::-1], 1)
 
 
 def judged(batch: TrajectoryBatch) -> dict[str, float]:
@@ -89,14 +112,37 @@ def judged(batch: TrajectoryBatch) -> dict[str, float]:
 
 
 def reward(batch: TrajectoryBatch, rl: Rl) -> TrajectoryBatch:
-    """The batch with judgment rewards on their turns and discounted returns. Raises ValueError, see `judgment_rewards`."""
+    """The batch with judgment rewards on their turns. With a discount, `turn_rewards` are what makes their sum from a turn on the
+    discounted return from there. Raises ValueError, see `judgment_rewards`."""
     settings: Settings = rl.settings
-    if not (settings.match or settings.false_accept or settings.false_reject):
+    if not settings.pays:
         return batch.with_metrics(**judged(batch)) if REJECTED in batch.terms else batch
     paid = judgment_rewards(batch, settings)
-    turn_rewards = (batch.turn_rewards + paid) * settings.gamma ** judgments_before(batch)
+    turn_rewards = batch.turn_rewards + paid
+    if settings.gamma < 1.0:
+        returns = returns_from(batch, turn_rewards, settings.gamma)
+        turn_rewards = returns - torch.cat([returns[:, 1:], torch.zeros_like(returns[:, :1])], 1)
     metrics = {**judged(batch), "judge_reward": float(paid.sum(1).mean())}
     return batch.with_(turn_rewards=turn_rewards, rewards=turn_rewards.sum(1)).with_metrics(**metrics)
+
+
+def check(given: Rl, rl: Rl) -> None:
+    """Raises ParamsError for two discounts."""
+    if rl.settings.gamma < 1.0 and rl.advantage.gamma < 1.0:
+        raise ParamsError(
+            f"rl.settings.gamma {rl.settings.gamma:g} discounts returns per search, and rl.advantage.gamma "
+            f"{rl.advantage.gamma:g} would again, per turn; set one of them to 1"
+        )
+
+
+def fits(domain: Any, rl: Rl) -> None:
+    """Raise ParamsError for a domain without judgments, unless they have no rewards."""
+    if rl.settings.pays and getattr(domain.settings, "judge", None) is None:
+        raise ParamsError(
+            f"rl.algorithm: reseek rewards judgments of search results, and domain {domain.name} asks for none; set "
+            f"per_domain.search.environment.judge (profiles/methods/reseek.yaml), or rl.settings.match, false_accept and "
+            f"false_reject to 0"
+        )
 
 
 COMPOSITION = Composition(
@@ -109,4 +155,6 @@ COMPOSITION = Composition(
     },
     pieces={"reward": reward},
     settings=Settings,
+    check=check,
+    fits=fits,
 )

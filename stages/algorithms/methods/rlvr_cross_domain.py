@@ -11,8 +11,9 @@ CARD = Card(
     "1, 0, 0); z = (r - mean) / std over the batch, 0 where all are equal; A = z - beta sum_t (log pi_old - log pi_ref), beta "
     "0.01; loss = -A log pi(y_t), the whole answer one action",
     assumptions="the verifier never sees what the environment returned. The paper distils it from a model of 72 B; here it is "
-    "the model in verifier.path, or without one a copy of the SFT policy, fitted when rl starts on references, answers to other "
-    "tasks and openers without content, or with verifier.fit_on rollouts on what the SFT policy answered. Switches of ours: the "
+    "the model in verifier.path, or without one a copy of the SFT policy, fitted when rl starts on references, mistakes in their "
+    "wording and text without content, or with verifier.fit_on rollouts on what the SFT policy answered, of tasks that rl does "
+    "not train on (verifier.fit_share). Switches of ours: the "
     "std has divisor n (the paper does not say), verifier.read answer "
     "reads more than the last line, verifier.renormalise; the paper's rule baselines are verifier.kind contains and jaccard. The "
     "history has the verifier's false-positive rate, since a policy may learn what the verifier takes for right",

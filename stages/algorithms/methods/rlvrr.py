@@ -12,7 +12,9 @@ CARD = Card(
     "coefficient 0.01 (k3)",
     assumptions="references are good, and agreement in words means agreement in content: synonyms score 0, and a bare list of "
     "key words in order scores r_c = 1 (references_keyword_share in the history; references.max_keyword_share bounds it). The "
-    "paper has a language model choose key words and write predicates; here a domain's program does, or rules of ours. The "
+    "paper has a language model choose key words and write predicates; here a domain's program does, or rules of ours. Tasks "
+    "whose own references earn less than references.least_own_reward are left out, on the scale of the mean (the paper does not "
+    "say on which); without style predicates the content has their weight. The "
     "reference code adds both parts (references.content_weight and style_weight 1), counts occurrences in the first reference "
     "only (references.matching reference) and uses the k1 estimator, whose gradient is 0 on average",
     reduces_to="one key point with the exact answer as key word and style_weight 0: the verifiable 0 or 1; references.content "

@@ -24,9 +24,10 @@ CARD = Card(
     "proposer first, then solver, same weights; or one step on both (tasks.settings.updates.combine)",
     assumptions="episodes end with an answer that the environment can check, which also stands for the paper's judge model. "
     "Slots of failed proposals get earlier problems from a pool. The gate rejects what the reader leaves without an answer (the "
-    "authors' code accepts it). The solver's importance ratios are to the policy that played, also after the proposer's update. "
-    "A penalty for failed proposals can end in a collapse: watch the column valid",
-    reduces_to="tasks.settings.proposer.n 0: GRPO on the curated questions with this clip range and KL term, bit for bit",
+    "authors' code accepts it). Proposers play at temperature 0.8 (roles.proposer.sampling). A proposal that failed and has no "
+    "advantage has no KL term either, which it has in the authors' code. The solver's importance ratios are to the policy that "
+    "played, also after the proposer's update. A penalty for failed proposals can end in a collapse: watch the column valid",
+    reduces_to="tasks.settings.proposer.n 0: GRPO on curated questions with this clip range, KL term and group size, bit for bit",
     tested_by="tests/algorithms/test_ssp.py, tests/training/test_self_play.py, tests/environments/test_self_play.py",
     switch="rl.algorithm: ssp",
 )
@@ -65,6 +66,7 @@ COMPOSITION = Composition(
     card=CARD,
     parts={
         **grpo.COMPOSITION.parts,
+        "group_size": 5,
         "tasks.source": "self_play",
         "reward.kind": "own",
         "loss.aggregation": "token_mean",

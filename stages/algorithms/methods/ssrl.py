@@ -22,8 +22,10 @@ CARD = Card(
     "policy wrote are not trained on (loss.evidence)",
     assumptions="search with per_domain.search.environment.tool_mode: self, real or entropy_gated, the same policy in each. Each "
     "thought, query, result and answer is a turn here, one text in the paper, so that who wrote a token is a record; a result "
-    "that the policy wrote is shown again where a tool's stands. The paper's case table of rewards was not found: the weights "
-    "are those of its code",
+    "that the policy wrote is shown again where a tool's stands. environment.target_thinks and max_thinks are 2 and 8 as in the "
+    "authors' code. The gate compares a query's drawn tokens with those of the query before; environment.first_always_real false "
+    "leaves an episode's first search to the policy. The window of 5 in the authors' settings is not there: what it averages was "
+    "not found. The paper's case table of rewards was not found: the weights are those of its code",
     reduces_to="answer 1, format 0: GRPO on exact match",
     tested_by="tests/algorithms/test_ssrl.py, tests/environments/test_self_search.py",
     switch="rl.algorithm: ssrl",

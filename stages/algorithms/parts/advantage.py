@@ -145,6 +145,30 @@ class GreedyReturns(Extra):
     """[B] float32: shaped return of the greedy episode of the row's task."""
 
 
+@dataclass(frozen=True)
+class Plays(Extra):
+    """Which rows are conversations of the same play, where an environment held several (stages/agent/conversations.py)."""
+
+    play: Tensor
+    """[B] int64: number of the row's play."""
+    leads: Tensor
+    """[B] bool: whether the row is its play's first conversation."""
+
+
+def leading(batch: TrajectoryBatch) -> tuple[TrajectoryBatch, Tensor | None]:
+    """The rows [P] that are compared with each other, each play once, and for each row [B] the place of its play's among them;
+    None: all rows are."""
+    import torch
+
+    plays = batch.get(Plays)
+    if plays is None:
+        return batch, None
+    first = torch.nonzero(plays.leads).flatten()
+    places = torch.zeros(int(plays.play.max()) + 1, dtype=torch.int64)
+    places[plays.play[first]] = torch.arange(len(first))
+    return batch.rows(first), places[plays.play]
+
+
 def group_sums(values: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:
     """Sum of `values` [B] (float64) and count over each row's group, both [B]."""
     import torch
@@ -246,11 +270,24 @@ def _token_togo(batch: TrajectoryBatch) -> Tensor:
     return (batch.token_rewards * batch.mask).double().flip(1).cumsum(1).flip(1) * batch.mask
 
 
+def _turn_togo(batch: TrajectoryBatch, params: Advantage) -> Tensor:
+    """Rewards-to-go of the turns [B, U], at level turn with the rewards of their tokens."""
+    turn_rewards = batch.turn_rewards
+    if params.level == "turn" and batch.token_rewards is not None:
+        turn_rewards = turn_rewards + turn_sums(batch.token_rewards * batch.mask, batch.turn, turn_rewards.shape[1])
+    return rewards_to_go(turn_rewards, params.gamma)
+
+
 def group_advantage(batch: TrajectoryBatch, params: Advantage) -> TrajectoryBatch:
-    """`advantages` [B, T] on policy tokens, 0 elsewhere, at the level that `params` names."""
+    """`advantages` [B, T] on policy tokens, 0 elsewhere, at the level that `params` names. Where plays have several
+    conversations, each play counts once in baselines and scales."""
     mean, std, ddof = params.mean, params.std, params.ddof
-    returns = episode_returns(batch)
-    divisor = scale(returns, batch.group, std, ddof, batch.weight)
+    (led, place), returns = leading(batch), episode_returns(batch)
+
+    def of_rows(values: Tensor) -> Tensor:
+        return values if place is None else values[place]
+
+    divisor = of_rows(scale(episode_returns(led), led.group, std, ddof, led.weight))
     if params.level in (None, "trajectory"):
         if mean == "greedy":
             greedy = batch.get(GreedyReturns)
@@ -258,14 +295,12 @@ def group_advantage(batch: TrajectoryBatch, params: Advantage) -> TrajectoryBatc
                 raise ValueError("rl.advantage.mean: greedy needs the returns of greedy episodes, and this batch has none")
             baselines = greedy.returns.double()
         else:
-            baselines = baseline(returns, batch.group, mean, batch.weight, batch.mask.sum(1))
+            baselines = of_rows(baseline(episode_returns(led), led.group, mean, led.weight, led.mask.sum(1)))
         episode = ((returns - baselines) / divisor).float()
         return batch.with_(advantages=episode[:, None] * batch.mask)
-    turn_rewards = batch.turn_rewards
-    if params.level == "turn" and batch.token_rewards is not None:
-        turn_rewards = turn_rewards + turn_sums(batch.token_rewards * batch.mask, batch.turn, turn_rewards.shape[1])
-    togo = rewards_to_go(turn_rewards, params.gamma)
-    centred = (togo - turn_baselines(togo, batch.turns, batch.group, mean, batch.weight)).gather(1, batch.turn.clamp(min=0))
+    togo, togo_led = _turn_togo(batch, params), _turn_togo(led, params)
+    centred = togo - of_rows(turn_baselines(togo_led, led.turns, led.group, mean, led.weight))
+    centred = centred.gather(1, batch.turn.clamp(min=0))
     if params.level == "token":
         centred = centred + _token_togo(batch)
     return batch.with_(advantages=(centred / divisor[:, None]).float() * batch.mask)

@@ -45,9 +45,10 @@ class Guidance(Part):
     max_tokens: Count = 64
     """Hints of more tokens are not used."""
     forbid_answer: bool = True
-    """Hints that contain the solution's answer (in domains without answers, its last action) are not used."""
+    """Hints that contain an answer that the task accepts, or the solution's (in domains without answers, its last action), are
+    not used."""
     drop_mentions: list[str] = ["hint", "guidance"]
-    """A guided success whose actions contain one of these words, or quote the hint, is not learned from."""
+    """A guided success whose turns, thoughts included, contain one of these words, or quote the hint, is not learned from."""
     server: Annotated[ChatParams, AppliesTo("source", "server")] = ChatParams()
 
     def check(self, rl: Rl, method: Composition) -> None:

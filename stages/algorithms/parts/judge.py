@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from stages.algorithms.parts.part import AppliesIf, AppliesTo, Part
-from stages.judging.settings import Extraction, LengthBonus, LocalParams, ProgramFaults, SampledPrinciples, ServerParams
+from stages.judging.contract import Rubric
+from stages.judging.settings import (
+    Extraction,
+    LabelledPairs,
+    LengthBonus,
+    LocalParams,
+    ProgramFaults,
+    SampledPrinciples,
+    ServerParams,
+)
 from stages.runtime.validation import Count, NonNegative, ParamsError, Positive, Share
 
 if TYPE_CHECKING:
@@ -20,18 +29,24 @@ if TYPE_CHECKING:
     from stages.algorithms.card import Composition
     from stages.algorithms.settings import Rl
     from stages.judging.groups import Scoring
+    from stages.judging.settings import JudgeModel
 
 ELIMINATION = ("seeded_single_elimination", "unseeded_single_elimination", "double_elimination")
 TOURNAMENTS = ("anchor", "round_robin", *ELIMINATION, "swiss")
 ANCHORED = ("anchor", "seeded_single_elimination")
 PLAYED = AppliesTo("scheme", *TOURNAMENTS)
 CRITERIA = AppliesIf(lambda rl: rl.judge.scheme != "checklist", "judge.scheme other than checklist")
+WEIGHED = AppliesIf(lambda rl: rl.judge.kind != "local", "a judge.kind that scores by criteria, program or server")
+NAMED = AppliesIf(
+    lambda rl: rl.judge.kind != "local" or (rl.judge.scheme == "pointwise" and rl.judge.principles is None),
+    "a judge that reads criteria: judge.kind program or server, or judge.scheme pointwise without judge.principles",
+)
 POINTWISE = AppliesTo("scheme", "pointwise")
 READING = AppliesIf(
     lambda rl: rl.judge.kind == "local" and rl.judge.scheme == "pointwise", "judge.kind: local with judge.scheme: pointwise"
 )
 PROCESS = ["breadth", "relevance", "detail"]
-ANSWER = ["relevance", "feasibility", "details", "clarity"]
+ANSWER = list(Rubric().answer)
 
 
 class Judge(Part):
@@ -54,10 +69,11 @@ class Judge(Part):
         "swiss",
     ] = "pointwise"
     """pointwise and checklist score each episode on its own; the others compare a group's episodes in a tournament."""
-    reward: Annotated[Literal["rank", "bradley_terry", "score"], PLAYED] = "rank"
-    """Of a tournament: by order of finish, in [0, 1]; Bradley-Terry strengths, a tie being half a win; or mean scores."""
-    ridge: Annotated[Positive, AppliesTo("reward", "bradley_terry")] = 0.1
-    """bradley_terry: precision of the strengths' normal prior."""
+    reward: Annotated[Literal["rank", "bradley_terry", "thurstone", "score"], PLAYED] = "rank"
+    """Of a tournament: by order of finish, in [0, 1]; Bradley-Terry or Thurstone strengths, a tie being half a win; or mean
+    scores."""
+    ridge: Annotated[Positive, AppliesTo("reward", "bradley_terry", "thurstone")] = 0.1
+    """bradley_terry, thurstone: precision of the strengths' normal prior."""
     anchor: Annotated[Literal["first", "greedy"], AppliesTo("scheme", *ANCHORED)] = "first"
     """Whom all others meet: the group's first episode; or a greedy episode of the task, which is ranked but not trained on."""
     tie_policy: Annotated[Literal["higher_seed", "split_rank", "first_listed"], AppliesTo("scheme", *ELIMINATION)] = "higher_seed"
@@ -72,23 +88,26 @@ class Judge(Part):
     calls_per_group: Count | None = None
     """Judge calls per group; more than the scheme needs repeat each question, and scores are averaged. null: as few as needed."""
     on_failure: Literal["tie", "drop_match", "abort"] = "tie"
-    """What a failed judgment is worth: half the scale for all; nothing; or the end of the run."""
-    process_weight: Annotated[Share, CRITERIA] = 0.0
+    """What a failed judgment is worth. tie: half the scale for all; drop_match: nothing: a match does not count (eliminations and
+    Swiss, which need a result, take a tie), and a single score is the mean of the group's others; abort: the end of the run."""
+    process_weight: Annotated[Share, CRITERIA, WEIGHED] = 0.0
     """Weight of the criteria on the steps; episodes of one turn have none."""
     process: Annotated[
         Annotated[list[str], Field(min_length=1)],
         AppliesIf(lambda rl: rl.judge.process_weight > 0, "a judge.process_weight above 0"),
+        WEIGHED,
     ] = PROCESS
     """Criteria on the steps."""
-    criteria: Annotated[Annotated[list[str], Field(min_length=1)], CRITERIA] = ANSWER
+    criteria: Annotated[Annotated[list[str], Field(min_length=1)], CRITERIA, NAMED] = ANSWER
     """Criteria on the answer."""
     items: Annotated[Annotated[list[str], Field(min_length=1)] | None, AppliesTo("scheme", "checklist")] = None
-    """checklist: what is checked; the reward is the share that is met."""
+    """checklist: what is checked; the reward is the share that is met. null: the domain's own checklist of each task, which is
+    the one that a program judge knows."""
     principles: Annotated[SampledPrinciples | None, CRITERIA] = None
     """Principles that the judge reads, drawn anew for each group ({}: with defaults); a program judge adds up the attributes that
     they name. null: none."""
     extract: Extraction | None = None
-    """What the judge reads of a last message with thoughts. null: the action, as the environment does."""
+    """What the judge reads of a last message with thoughts. null: the action, of episodes that the environment ended."""
     raw: Annotated[bool, READING] = False
     """The reward is the log-odds of the model's options, as of a reward model, instead of a probability on the rubric's scale."""
     scale: Annotated[Positive, POINTWISE] = 1.0
@@ -99,6 +118,8 @@ class Judge(Part):
     """pointwise: subtracted from the reward of an episode whose last turn the policy did not end."""
     references: bool = False
     """Show the judge the domain's reference answer, where it has one."""
+    labelled_pairs: LabelledPairs | None = None
+    """Labelled pairs on which the judge is measured before it is believed. null: none."""
     warn_gap: Positive | None = 1.0
     """Warn when judge and gold quality have moved apart by this much, in standard deviations of the first step (mean of 5 steps);
     the gold is the domain's hidden quality, or the return. null: never."""
@@ -118,10 +139,18 @@ class Judge(Part):
             return
         if self.kind == "server" and not self.server.model:
             raise ParamsError("rl.judge.kind: server needs the judge's name at the server: set rl.judge.server.model")
-        if self.scheme == "checklist" and (self.items is None or self.kind == "program"):
+        if self.scheme == "checklist" and self.kind == "program" and self.items is not None:
             raise ParamsError(
-                "rl.judge.scheme: checklist needs rl.judge.items and a judge that reads text: set items, and kind to server"
-                " or local"
+                "rl.judge.items are words, and a program knows only the domain's own checklist: set items to null, or kind to "
+                "server or local"
+            )
+        for name in ("process", "criteria", "items"):
+            given = getattr(self, name) or []
+            if twice := [one for one in given if given.count(one) > 1]:
+                raise ParamsError(f"rl.judge.{name} has {twice[0]!r} twice; name each once")
+        if self.labelled_pairs is not None and self.kind == "program":
+            raise ParamsError(
+                "rl.judge.labelled_pairs is for judges that read text, and rl.judge.kind is program: set it to null"
             )
         size = rl.group_size + self.anchored_by_greedy
         if self.scheme in TOURNAMENTS and size < 2:
@@ -150,7 +179,10 @@ class Judge(Part):
             yield f"rl.judge.local.path is {self.local.path}; download the model first, and set it to its folder"
         if self.local.path:
             return
-        fitted = section("annotate").judge_model
+        yield from self._unlike_fitted(section("annotate").judge_model)
+
+    def _unlike_fitted(self, fitted: JudgeModel) -> Iterator[str]:
+        """Why annotate's judge model can't be asked so: it must read what it learnt to read."""
         wanted = "comparison" if self.scheme in TOURNAMENTS else "reward"
         if fitted.kind != wanted:
             yield (
@@ -167,10 +199,19 @@ class Judge(Part):
                 "rl.judge.principles are read by a model that learnt from principles, and annotate.judge_model.principles is "
                 "null: set it to {}, or choose an rl.algorithm without principles"
             )
+        elif self.criteria != ANSWER:
+            yield (
+                f"rl.judge.criteria are {self.criteria}, and annotate.judge_model learnt {ANSWER}: set criteria to null, or "
+                f"rl.judge.local.path to a model that reads others"
+            )
+        elif self.references:
+            yield (
+                "rl.judge.references shows a reference, and annotate.judge_model learnt without one: set it to false, or "
+                "rl.judge.local.path to a model that reads references"
+            )
 
     def scoring(self) -> Scoring:
         """How groups are scored."""
-        from stages.judging.contract import Rubric
         from stages.judging.groups import Scoring
         from stages.judging.tournaments import Rules
 

@@ -100,6 +100,14 @@ class MeanLogprobs(Extra):
     the mask."""
 
 
+@dataclass(frozen=True)
+class WithoutKl(Extra):
+    """Rows of a batch that have no KL term (`kl_coef`)."""
+
+    free: Tensor
+    """[B] bool."""
+
+
 def advantages_of(batch: TrajectoryBatch) -> Tensor:
     """The batch's advantages [b, T]. Raises ValueError if there are none yet."""
     if batch.advantages is None:

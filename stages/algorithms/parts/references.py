@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from stages.algorithms.parts.part import AppliesTo, Part
-from stages.runtime.validation import NonNegative, ParamsError, Share
+from stages.runtime.validation import Count, NonNegative, ParamsError, Share
 
 if TYPE_CHECKING:
     from stages.algorithms.card import Composition
@@ -38,6 +38,11 @@ class References(Part):
     max_keyword_share: Annotated[Share | None, KEYED] = None
     """The content of an answer is worth nothing if more of its words belong to key words: bounds stuffing, where references have
     other words. null: no bound."""
+    max_keyword_words: Count = 3
+    """Longer key words are cut into parts of at most this many words."""
+    least_own_reward: Share = 0.7
+    """Tasks are left out on which no reference of their own reaches this mean of content (lcs) and style: their key words or
+    demands were chosen badly. 0: none is."""
     corrupted: Annotated[Share, KEYED] = 0.0
     """Share of key words that are replaced by others, as a control of experiments."""
 

@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 from pydantic import Field, field_validator, model_validator
 
 from stages.agent.prompts import check_prompt, load_prompt
+from stages.algorithms.parts.loss import WithoutKl
 from stages.environments.self_play import proposed_question
 from stages.runtime.validation import Count, Positive, Section, Share
 
 if TYPE_CHECKING:
+    from stages.algorithms.batch import TrajectoryBatch
     from stages.records.task import Task
 
+VALID = "valid"
+"""Reward term of a proposer's episode: 1 if its question passed the gate, else 0."""
 QUERY = "search "
 """Start of an action that counts as a query."""
 
@@ -39,8 +43,8 @@ class Proposer(Section):
     right: float = 1.0
     """reward intermediate."""
     fail_reward: float = 0.0
-    """Of a proposal that fails the gate. With one proposal per answer and 0, failures have no gradient. The published script has
-    0, its settings file -1; with a penalty of -0.1 the authors saw a collapse."""
+    """Of a proposal that fails the gate. With one proposal per answer and 0, failures have no gradient, of the KL term neither.
+    The published script has 0, its settings file -1; with a penalty of -0.1 the authors saw a collapse."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Steps before the proposer learns."""
     prompt: str = ""
@@ -231,6 +235,13 @@ def proposer_reward(solve_rate: float, proposer: Proposer) -> float:
         return 1.0 - solve_rate
     inside = 0.0 < solve_rate < 1.0
     return 4.0 * (proposer.left + solve_rate) * (proposer.right - solve_rate) if inside else 0.0
+
+
+def without_kl_of_failures(batch: TrajectoryBatch) -> TrajectoryBatch:
+    """A proposer's prepared batch in which proposals that failed the gate have no KL term where they have no advantage: they
+    change no weight, and still count in the loss's denominators."""
+    assert batch.advantages is not None
+    return batch.with_extra(WithoutKl((batch.terms[VALID] == 0) & ~(batch.advantages != 0).any(1)))
 
 
 class ProblemPool:

@@ -51,6 +51,8 @@ class Tasks(Part):
                 f"rl.reward.kind {rl.reward.kind} scores answers, not what {', '.join(source.roles)} of rl.tasks.source "
                 f"{self.source} write: set it to environment"
             )
+        if source.recorded:
+            self._check_recorded(rl, method)
         if source.curated:
             return
         needs = {
@@ -65,4 +67,29 @@ class Tasks(Part):
             raise ParamsError(
                 f"rl.{used[0]} is about tasks that curate wrote, and rl.tasks.source {self.source} makes its own: switch it off, "
                 f"or set source to static"
+            )
+
+    def _check_recorded(self, rl: Rl, method: Composition) -> None:
+        """Raise ParamsError for what needs episodes to be played, or log-probabilities other than the recorded ones."""
+        rescored = rl.loss.kind == "own" and method.rescored is not None and method.rescored(rl)
+        needs = {
+            "advantage.mean: greedy": rl.advantage.mean == "greedy",
+            "advantage.estimator: team": rl.advantage.estimator == "team",
+            f"branching.kind: {rl.branching.kind}": rl.branching.kind != "none",
+            f"horizon.kind: {rl.horizon.kind}": rl.horizon.kind != "environment",
+            "judge": rl.reward.kind == "judge" and rl.judge.anchored_by_greedy,
+        }
+        if used := [key for key, holds in needs.items() if holds]:
+            raise ParamsError(
+                f"rl.{used[0]} plays episodes in its own way, and those of rl.tasks.source {self.source} were played already: "
+                f"switch it off, or set source to static"
+            )
+        if rl.loss.kind == "policy_gradient" or rescored:
+            raise ParamsError(
+                f"rl.loss.kind {rl.loss.kind} of {method.card.slug} has no ratio to recorded log-probabilities, and the policy "
+                f"moves away from those: choose a loss with one, such as ppo_clip, for rl.tasks.source {self.source}"
+            )
+        if rl.warm_start:
+            raise ParamsError(
+                f"rl.warm_start changes the policy before rl.tasks.source {self.source} trains it on its answers: set it to {{}}"
             )

@@ -3,7 +3,7 @@ the formulas. Light to import."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 GENERATIVE = AppliesTo("kind", "generative")
 FITTED = AppliesIf(lambda rl: rl.verifier.kind == "generative" and not rl.verifier.path, "an empty verifier.path")
+
+
+FIT_SHARE = 0.25
+"""Of the training tasks; our choice. The paper's verifier never sees the prompts of its later training either."""
 
 
 class Verifier(Part):
@@ -31,8 +35,12 @@ class Verifier(Part):
     path: Annotated[str, GENERATIVE] = ""
     """Folder of the verifier's model, relative to the repository. "": a copy of the SFT policy, fitted when rl starts."""
     fit_on: Annotated[Literal["references", "rollouts"], FITTED] = "references"
-    """What it is fitted on. references: they are right, answers to other tasks wrong; rollouts: the answers of the stage rollout
-    too, labelled by the environment's success, as the paper labels what its policy explored."""
+    """What it is fitted on. references: they are right; those of other tasks, and some with a change, wrong; rollouts: the
+    answers of the stage rollout too, labelled by the environment's success, as the paper labels what its policy explored."""
+    fit_share: Annotated[float, Field(ge=0.0, lt=0.9)] | None = None
+    """Share of the training tasks that are left to fitting it: rl trains on the others, on which the fit is measured. 0: it is
+    fitted on the tasks that rl trains on. Rules leave out these tasks, too, if this is set, so that arms of a comparison have the
+    same. null: 0.25 where a verifier is fitted, else 0."""
     fit_steps: Annotated[Count, FITTED] = 150
     """Steps of this fit."""
     fit_rate: Annotated[Positive, FITTED] = 1e-3
@@ -56,13 +64,25 @@ class Verifier(Part):
     normalise: Literal["batch", "none"] = "batch"
     """batch: rewards of a step are (r - mean) / standard deviation (divisor n) over all its episodes, 0 where all are equal."""
 
+    @classmethod
+    def derive(cls, given: Rl, values: dict[str, Any], max_length: int | None) -> None:
+        verifier = values["verifier"]
+        if verifier["fit_share"] is None and values["reward"]["kind"] == "verifier":
+            verifier["fit_share"] = FIT_SHARE if verifier["kind"] == "generative" and not verifier["path"] else 0.0
+
     def check(self, rl: Rl, method: Composition) -> None:
         if rl.reward.kind != "verifier":
             return
-        if self.normalise == "batch" and (rl.advantage.mean == "batch" or rl.advantage.std == "batch"):
+        advantage = rl.advantage
+        again = {
+            "mean: batch": advantage.mean == "batch",
+            f"std: {advantage.std}": advantage.std != "none",
+            "whiten: true": advantage.whiten,
+        }
+        if self.normalise == "batch" and (named := [key for key, normalises in again.items() if normalises]):
             raise ParamsError(
-                f"rl.verifier.normalise: batch has already centred and scaled what rl.advantage (mean {rl.advantage.mean}, std "
-                f"{rl.advantage.std}) would normalise over the batch again; set normalise to none, or mean and std to none"
+                f"rl.verifier.normalise: batch has already centred and scaled what rl.advantage ({', '.join(named)}) would "
+                f"normalise again; set normalise to none, or mean and std to none and whiten to false"
             )
         if rl.advantage.mean == "greedy":
             raise ParamsError(

@@ -12,10 +12,12 @@ import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stages.agent.active_episode import EpisodeRequest
+from stages.agent.guidance import accepted_answers, leaks
 from stages.agent.instructions import QUESTION, fault, instructed, write_instruction
 from stages.algorithms.instruction_editors import by_chance, by_rules, by_server
 from stages.algorithms.instruction_settings import InstructionSettings
@@ -33,7 +35,7 @@ _MARK = "+instruction-"
 
 
 class Instructions(StaticTasks):
-    """See the module."""
+    """See the module. Raises ValueError if there are too few questions to verify candidates on."""
 
     Settings = InstructionSettings
     curated = False  # its tasks have ids of their own, which earlier stages wrote nothing about
@@ -50,7 +52,28 @@ class Instructions(StaticTasks):
         """Candidates by what became of them, and episodes that verified them."""
         self.drawn: dict[str, tuple[str, int]] = {}
         """Id of a drawn task -> the curated task's, and the instruction's number."""
+        self.due = False
+        """Whether the population shall evolve before the next step."""
         self._metrics: dict[str, float] = {}
+        self._check_questions()
+
+    def _check_questions(self) -> None:
+        settings = self.settings
+        questions, drawable = settings.verify.questions, len(self.inputs.weights)
+        if self.evolves and self.inputs.rl.steps > settings.evolve_every and drawable < questions:
+            raise ValueError(
+                f"rl.tasks.settings.verify.questions is {questions}, but {self.domain} has only {drawable} training tasks to "
+                f"verify instructions on; lower it, raise curate.train, or set evolve_every to 0"
+            )
+
+    @property
+    def domain(self) -> str:
+        return next(iter(self.inputs.tasks.values())).domain
+
+    @property
+    def evolves(self) -> bool:
+        """Whether the population changes at all."""
+        return self.settings.evolve_every > 0 and self.settings.population > 1
 
     def _of(self, number: int) -> Instruction:
         return next(one for one in self.population if one.number == number)
@@ -69,9 +92,15 @@ class Instructions(StaticTasks):
         return instructed(task, one.text, task.task_id if same else f"{task.task_id}{_MARK}{one.number:04d}{more}")
 
     def begin(self, step: int) -> None:
-        every = self.settings.evolve_every
-        if step == 0 or not every or step % every or self.settings.population < 2:
+        """Evolve, if it is due; wait for a later step where the buffer leaves too few questions to verify candidates on."""
+        if self.evolves and step > 0 and step % self.settings.evolve_every == 0:
+            self.due = True
+        if not self.due:
             return
+        if len(self.unseen()) < self.settings.verify.questions:
+            self.counts["steps_waited"] += 1
+            return
+        self.due = False
         self.evolve(step)
 
     def draw(self, *key: object, count: int | None = None, without: Collection[str] = ()) -> list[Task]:
@@ -168,18 +197,25 @@ class Instructions(StaticTasks):
             self.written += 1
         return kept
 
+    @cached_property
+    def _answers(self) -> list[str]:
+        """All that training tasks accept as an answer."""
+        found = dict.fromkeys(answer for task in self.inputs.tasks.values() for answer in accepted_answers(task.spec))
+        return list(found)
+
     def _tells(self, text: str) -> bool:
-        """Whether a text contains the answer of a training task, as a word of its own."""
-        words = f" {' '.join(text.lower().split())} "
-        answers = (str(task.spec.get("answer", "")).lower() for task in self.inputs.tasks.values())
-        return any(answer and f" {answer} " in words for answer in answers)
+        """Whether a text contains an answer of a training task."""
+        return leaks(text.replace(QUESTION, " "), *self._answers)
+
+    def unseen(self) -> list[str]:
+        """Ids of the questions that may be drawn and that the buffer does not hold, sorted."""
+        held = {one.task_id for one in self.buffer.episodes}
+        return sorted(task_id for task_id in self.inputs.weights if task_id not in held)
 
     def verified(self, instructions: Sequence[Instruction], step: int) -> list[float]:
-        """The mean reward of each instruction under the current policy, on the same questions, none of which is in the buffer."""
+        """The mean reward of each instruction under the current policy, on the same `verify.questions` unseen questions."""
         verify = self.settings.verify
-        held = {one.task_id for one in self.buffer.episodes}
-        free = sorted(task_id for task_id in self.inputs.weights if task_id not in held) or sorted(self.inputs.weights)
-        chosen = permutation(free, "instruction.verify", *self.inputs.key, step)[: verify.questions]
+        chosen = permutation(self.unseen(), "instruction.verify", *self.inputs.key, step)[: verify.questions]
         requests, owner = [], {}
         for one in instructions:
             for task_id in chosen:
@@ -203,8 +239,7 @@ class Instructions(StaticTasks):
 
     def save(self, folder: Path) -> None:
         """The best instruction, with which evaluate plays the policy."""
-        domain = next(iter(self.inputs.tasks.values())).domain
-        write_instruction(folder, domain, self.best.text)
+        write_instruction(folder, self.domain, self.best.text)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -212,13 +247,14 @@ class Instructions(StaticTasks):
             "population": [asdict(one) for one in self.population],
             "written": self.written,
             "buffer": self.buffer.state_dict(),
+            "due": self.due,
             "counts": dict(self.counts),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.population = [Instruction(**one) for one in state["population"]]
-        self.written, self.counts = state["written"], Counter(state["counts"])
+        self.written, self.counts, self.due = state["written"], Counter(state["counts"]), state["due"]
         self.buffer.load_state_dict(state["buffer"])
 
 

@@ -16,6 +16,7 @@ from stages.agent.prompts import load_prompt
 from stages.algorithms.parts.curriculum import Curriculum
 from stages.algorithms.parts.self_play import (
     REASONS,
+    VALID,
     ProblemPool,
     Proposal,
     SelfPlaySettings,
@@ -26,19 +27,24 @@ from stages.algorithms.parts.self_play import (
     proposer_prompt_name,
     proposer_reward,
     target,
+    without_kl_of_failures,
 )
 from stages.algorithms.sources.static import StaticTasks, TaskSampler
 from stages.algorithms.task_source import SourceInputs, TaskSource
 from stages.engine.engine import Sampling
 from stages.environments.self_play import PROPOSER, READER, SelfPlayEnvironment
 from stages.records.task import Task
+from stages.runtime.validation import ParamsError
 from stages.seeding import key64, stream
 
 if TYPE_CHECKING:
+    from stages.algorithms.batch import TrajectoryBatch
+    from stages.algorithms.settings import Rl
     from stages.environments.protocol import Domain
     from stages.records.episode import Episode
 
 SOLVER = "solver"
+UNREADABLE = "rl.tasks.settings.gate.reader: rules needs a domain that reads evidence by rules (Domain.read); set it to policy"
 
 
 class SelfPlay(TaskSource):
@@ -46,7 +52,9 @@ class SelfPlay(TaskSource):
 
     Settings = SelfPlaySettings
     roles = (PROPOSER,)
-    role_parts: ClassVar[Mapping[str, Mapping[str, Any]]] = {PROPOSER: {"advantage.mean": "none", "advantage.std": "none"}}
+    role_parts: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        PROPOSER: {"advantage.mean": "none", "advantage.std": "none", "sampling.temperature": 0.8}
+    }
     main_role = SOLVER
 
     def __init__(self, inputs: SourceInputs) -> None:
@@ -64,9 +72,7 @@ class SelfPlay(TaskSource):
                 f"static, or domains to ones whose episodes end with an answer, such as search and factbook"
             )
         if proposals and self.settings.gate.reader == "rules" and not hasattr(inputs.domain, "read"):
-            raise ValueError(
-                "rl.tasks.settings.gate.reader: rules needs a domain that reads evidence by rules (Domain.read); set it to policy"
-            )
+            raise ValueError(UNREADABLE)
         self.static = StaticTasks(inputs)
         answers = inputs.rl.tasks_per_step // max(proposals, 1)
         self.answers = TaskSampler(inputs.weights, {}, Curriculum(kind="uniform"), answers, inputs.weights)
@@ -79,6 +85,17 @@ class SelfPlay(TaskSource):
         self.tasks: dict[str, Task] = {}
         self.dummies: set[str] = set()
         self._metrics: dict[str, float] = {}
+
+    @classmethod
+    def fits(cls, domain: Domain, rl: Rl) -> None:
+        if not hasattr(domain, "answer"):
+            raise ParamsError(
+                f"rl.tasks.source: self_play asks for questions to known answers, and episodes of domain {domain.name} do not "
+                f"end with one; set it to static (rl.algorithm: grpo), or domains to ones such as search and factbook"
+            )
+        settings = rl.tasks.settings
+        if settings.proposer.n and settings.gate.reader == "rules" and not hasattr(domain, "read"):
+            raise ParamsError(UNREADABLE)
 
     @staticmethod
     def make(domain: Domain, worlds: Path) -> SelfPlayEnvironment:
@@ -208,7 +225,7 @@ class SelfPlay(TaskSource):
         for episode in self.proposed:
             rate = rates.get(self.problems.get(episode.episode_id, ""))
             reward = self.settings.proposer.fail_reward if rate is None else proposer_reward(rate, self.settings.proposer)
-            episode.reward_terms = {"valid": float(rate is not None), **({} if rate is None else {"solve_rate": rate})}
+            episode.reward_terms = {VALID: float(rate is not None), **({} if rate is None else {"solve_rate": rate})}
             if episode.turns:
                 episode.reward = episode.turns[-1].reward = reward
         solved = [rates[name] for name in self.problems.values() if name in rates]
@@ -256,6 +273,9 @@ class SelfPlay(TaskSource):
     def learns(self, role: str, step: int) -> bool:
         updates = self.settings.updates
         return (updates.proposer and step >= self.settings.proposer.warmup_steps) if role == PROPOSER else updates.solver
+
+    def credited(self, role: str, batch: TrajectoryBatch) -> TrajectoryBatch:
+        return without_kl_of_failures(batch)
 
     def metrics(self) -> dict[str, float]:
         return self._metrics

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from functools import cached_property
 
-from stages.environments.factbook.facts import NUMBERS, Fact, amount, part_of, value
+from stages.environments.factbook.facts import NUMBERS, Fact, part_of, value
 from stages.environments.factbook.profiles import Profile
 from stages.environments.pages.world import Page, World
+from stages.records.amounts import amount
 from stages.records.task import Split
 
 REGIONS: dict[Split, tuple[str, ...]] = {

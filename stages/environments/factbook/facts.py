@@ -8,10 +8,8 @@ from decimal import Decimal
 
 from stages.environments.factbook.profiles import Profile
 from stages.environments.search.scoring import normalize
+from stages.records.amounts import AMOUNT, amount
 
-_SCALES = {"": 0, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-_AMOUNT = r"(-?\$?\d[\d,]*(?:\.\d+)?(?: (?:thousand|million|billion|trillion))?)"
-_NUMBER = re.compile(rf"{_AMOUNT}(?![\d.,]*\d)")
 COUNT = "count"
 """Unit of what is counted: questions do not name it."""
 _METRES = r"-?[\d,]+(?:\.\d+)? m\b"
@@ -28,7 +26,7 @@ class Fact:
     page: str
     part: str = ""
     unit: str = ""
-    pattern: str = r"\$?" + _AMOUNT
+    pattern: str = r"\$?" + AMOUNT
     sizes: tuple[str, str, str, str] = ("higher", "lower", "highest", "lowest")
 
     @property
@@ -106,16 +104,6 @@ def value(profile: Profile, fact: Fact) -> str:
     if not found:
         raise ValueError(f"{profile.name} has no {fact.noun}")
     return found.group(1).strip()
-
-
-def amount(text: str) -> Decimal | None:
-    """The number that a text begins with, which may have commas, a dollar sign, a scale ("1.284 million") and words after it;
-    None if it begins with none."""
-    found = _NUMBER.match(text.strip().lower())
-    if not found:
-        return None
-    digits, _, scale = found.group(1).partition(" ")
-    return Decimal(digits.replace(",", "").replace("$", "")).scaleb(_SCALES[scale])
 
 
 def written(number: Decimal) -> str:

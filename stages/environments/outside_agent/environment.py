@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from stages.environments.outside_agent.endpoint import Channel, ChatCall, Outcome, RequestError, outcome
-from stages.environments.protocol import Observation, Step
+from stages.environments.protocol import Most, Observation, Step
 from stages.records.messages import Messages
 from stages.records.task import Task
 
@@ -36,7 +36,11 @@ class OutsideAgentSnapshot:
 
 
 class OutsideAgentEnvironment:
-    """One running program. An episode ends when the program does, with the reward that it reported."""
+    """One running program. An episode ends when the program does, with the reward that it reported.
+
+    A request that continues none of the program's conversations (a sub-agent's, or one whose history was rewritten) begins a new
+    one; where the caller can't follow that (`conversations`), it ends the episode.
+    """
 
     name = "outside_agent"
 
@@ -45,15 +49,24 @@ class OutsideAgentEnvironment:
         self._task: Task | None = None
         self._actions: tuple[str, ...] = ()
         self._messages: Messages = []
+        self._held: list[Messages] = []
+        """The conversations so far, with the policy's answers."""
+        self._current = 0
+        """The number of the newest request's conversation."""
+        self._most: Most = "plain"
         self._process: subprocess.Popen[bytes] | None = None
         self._output: IO[bytes] | None = None
         self._channel = Channel()
         self._call: ChatCall | None = None
         """The request that waits for the next action; None once the episode is over."""
 
+    def conversations(self, most: Most) -> None:
+        """See `stages.environments.protocol.allow_conversations`."""
+        self._most = most
+
     def reset(self, task: Task) -> Observation:
         """Start the program and wait for its first request. Raises RuntimeError if it ends without one, is silent for timeout_s,
-        or begins with answers that the policy did not give."""
+        or begins with answers that the policy did not give where conversations must be plain."""
         self._end()
         self._task, self._actions = task, ()
         self._channel = Channel()
@@ -87,31 +100,43 @@ class OutsideAgentEnvironment:
                 f"task {task.task_id}: the agent {shlex.join(self._command)} {why} before its first request for a chat "
                 f"completion at OPENAI_BASE_URL; it printed: {text or 'nothing'}"
             )
-        self._messages = self._call.messages
-        if len(self._messages) > 1:
+        self._messages, self._held, self._current = self._call.messages, [self._call.messages], 0
+        if len(self._messages) > 1 and self._most == "plain":
             self._end()
             raise RuntimeError(
                 f"task {task.task_id}: the agent's first request has {len(self._messages)} messages; it must have one user "
-                f"message, with system messages before it, since the policy's turns are those that it writes itself"
+                f"message, with system messages before it, where a team plays, tasks are exported, or evaluate.scaffold adds text"
             )
-        return Observation(self._messages[0]["content"])
+        return self._observed()
+
+    def _observed(self) -> Observation:
+        """The newest request as a conversation begins with it."""
+        return Observation(self._messages[-1]["content"], tuple(self._messages[:-1]))
 
     def step(self, action: str) -> Step:
         """Answer the program's request, and wait for its next one or its end."""
         if self._call is None:
             raise RuntimeError("the episode is over, or was never started; call reset(task) or restore(state)")
         self._actions = (*self._actions, action)
-        expected = [*self._messages, {"role": "assistant", "content": action}]
+        self._held[self._current] = [*self._messages, {"role": "assistant", "content": action}]
         self._call.answer.put(action)
         self._call = self._next_call()
         if self._call is None:
             return self._last(*self._ending())
-        if self._call.messages[:-1] != expected:
-            return self._last(Outcome(0.0, {"other_conversation": 1.0}), truncated=True)
+        before, number = self._call.messages[:-1], self._current
+        if self._held[number] != before:
+            if self._most != "several":
+                return self._last(Outcome(0.0, {"other_conversation": 1.0}), truncated=True)
+            known = [place for place, messages in enumerate(self._held) if messages == before]
+            number = known[-1] if known else len(self._held)
         if len(self._actions) >= self._max_turns:
             return self._last(self._channel.outcome or Outcome(0.0, {}), truncated=True)
-        self._messages = self._call.messages
-        return Step(Observation(self._messages[-1]["content"]), 0.0, accepted=True, terminated=False, truncated=False)
+        self._messages, other = self._call.messages, number != self._current
+        begins, self._current = number == len(self._held), number
+        if begins:
+            self._held.append(self._messages)
+        seen = self._observed() if begins else Observation(self._messages[-1]["content"])
+        return Step(seen, 0.0, True, terminated=False, truncated=False, conversation=number if other else None)
 
     def _last(self, found: Outcome, truncated: bool = False) -> Step:
         self._end()

@@ -20,7 +20,8 @@ from stages.environments.base_domain import (
 )
 from stages.environments.pool import Pool
 from stages.environments.protocol import DomainSettings
-from stages.environments.search.environment import SearchEnvironment
+from stages.environments.search.environment import ClosedBookEnvironment, SearchEnvironment
+from stages.environments.search.formats import MAX_THINKS, TARGET_THINKS
 from stages.environments.search.index import SearchIndex
 from stages.environments.search.judged import JudgedSearchEnvironment, JudgeSettings
 from stages.environments.search.known import Known, check_known, known_recipes, known_world
@@ -55,7 +56,9 @@ class SearchSettings(DomainSettings):
     """Repeat the query after the results, so that a small model need not look back for it."""
     instructions: bool = False
     """Begin the prompt with the available actions; for models that were not trained on this domain."""
-    # Excluded where absent: the hash of a panel without judgments must not depend on it.
+    # Excluded where absent: the hash of a panel without what follows must not depend on it.
+    closed_book: Annotated[bool, Field(exclude_if=lambda closed: not closed)] = False
+    """No tools, whatever the protocol: the agent has to answer from memory in its first turn."""
     judge: Annotated[JudgeSettings | None, Field(exclude_if=lambda judge: judge is None)] = None
     """The agent judges each result, `judge yes` or `judge no`, before it goes on: for `rl.algorithm: reseek`."""
     route: Annotated[RouteSettings | None, Field(exclude_if=lambda route: route is None)] = None
@@ -67,6 +70,12 @@ class SearchSettings(DomainSettings):
     and format scores."""
     think: Annotated[bool, Field(exclude_if=lambda think: think)] = True
     """tool_mode: `think <why>` is an action, which the format score counts; false for reasoning models."""
+    target_thinks: Annotated[int, Field(ge=1, le=64, exclude_if=lambda count: count == TARGET_THINKS)] = TARGET_THINKS
+    """tool_mode: thoughts from which on the format score does not ask for more."""
+    max_thinks: Annotated[int, Field(ge=1, le=64, exclude_if=lambda count: count == MAX_THINKS)] = MAX_THINKS
+    """tool_mode: with more thoughts the format score is 0."""
+    first_always_real: Annotated[bool, Field(exclude_if=lambda first: first)] = True
+    """tool_mode entropy_gated: the tool answers an episode's first search; false: the policy does, as no query came before."""
     known: Annotated[Known | None, Field(exclude_if=lambda known: known is None)] = None
     """Ask about one encyclopaedia that the policy may know from its demonstrations; needs curate.seeds for all splits."""
 
@@ -79,6 +88,15 @@ class SearchSettings(DomainSettings):
             raise ValueError(f"{' and '.join(given)} are {len(given)} protocols of search; set all but one to null")
         if not self.think and self.tool_mode is None:
             raise ValueError("think has an effect with tool_mode only; remove it, or set route.think")
+        if self.constraint is not None and self.judge is not None and self.judge.context == "hard":
+            raise ValueError(
+                "judge.context: hard counts steps, of which a turn under a constraint may have several; set it to soft"
+            )
+        changed = (self.target_thinks, self.max_thinks, self.first_always_real) != (TARGET_THINKS, MAX_THINKS, True)
+        if changed and self.tool_mode is None:
+            raise ValueError("target_thinks, max_thinks and first_always_real have an effect with tool_mode only; remove them")
+        if self.target_thinks > self.max_thinks:
+            raise ValueError(f"target_thinks is {self.target_thinks}, above max_thinks {self.max_thinks}; lower it")
         if self.tool_mode is not None and self.results != 1:
             raise ValueError(f"tool_mode shows one page as a result; set results to 1, not {self.results}")
         return self
@@ -182,6 +200,11 @@ class SearchDomain(GradedDomain[SearchSettings]):
         """Whether some of the policy's turns stand for observations."""
         return self.settings.tool_mode in ("self", "entropy_gated")
 
+    def forgets(self) -> bool:
+        """Whether rejected results are hidden from later turns."""
+        judge = self.settings.judge
+        return judge is not None and judge.context == "hard" and not self.settings.closed_book
+
     def tools(self) -> list[str]:
         """Names of the priced tools."""
         return [] if self.settings.route is None else [member.name for member in self.settings.route.pool]
@@ -190,7 +213,7 @@ class SearchDomain(GradedDomain[SearchSettings]):
         return [f"{task.spec['world']}.json"]
 
     def make(self, folder: Path) -> SearchEnvironment:
-        settings = self.settings
+        settings, turns = self.settings, self.settings.max_turns
         make: Callable[..., SearchEnvironment] = SearchEnvironment
         if settings.judge is not None:
             make = partial(JudgedSearchEnvironment, judge=settings.judge)
@@ -199,12 +222,15 @@ class SearchDomain(GradedDomain[SearchSettings]):
             make = partial(RoutedSearchEnvironment, route=settings.route, pool=pool)
         if settings.tool_mode is not None:
             how: dict[str, Any] = {"mode": settings.tool_mode, "think": settings.think, "known": settings.known}
+            how |= {"thinks": (settings.target_thinks, settings.max_thinks), "first_real": settings.first_always_real}
             make = partial(SelfSearchEnvironment, **how)
+        if settings.closed_book:
+            make, turns = ClosedBookEnvironment, 1
         return make(
             lambda world: self._index(folder / f"{world}.json"),
             settings.results,
             settings.reward,
-            settings.max_turns,
+            turns,
             echo_query=settings.echo_query,
         )
 

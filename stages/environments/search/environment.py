@@ -13,6 +13,8 @@ from stages.environments.search.world import Page
 from stages.records.task import Task
 
 USAGE = "Use: search <query> or answer <text>."
+CLOSED_USAGE = "Use: answer <name>."
+CLOSED_INSTRUCTIONS = "Answer from memory. " + CLOSED_USAGE
 NO_HIT = "No page found."
 
 
@@ -101,3 +103,21 @@ class SearchEnvironment(AnsweringEnvironment[SearchState]):
             names |= {page.name, *(value for _, value in page.facts)}
         actions = {f"answer {name}" for name in names} | {f"search {name}" for name in names}
         return actions | {f"search {name} {relation}" for name in names for relation in self.task.spec["relations"]}
+
+
+class ClosedBookEnvironment(SearchEnvironment):
+    """A SearchEnvironment of one turn without tools: what a policy answers from memory."""
+
+    usage = CLOSED_USAGE
+
+    def _start(self, task: Task) -> tuple[SearchState, str]:
+        return super()._start(task)[0], CLOSED_INSTRUCTIONS
+
+    def _tools(self) -> dict[str, Callable[[str], Step | None]]:
+        return {}
+
+    def _expert_action(self) -> str:
+        return f"answer {self.task.spec['answer']}"
+
+    def _actions(self) -> set[str]:
+        return {f"answer {self.task.spec['start']}", f"answer {self.task.spec['answer']}"}

@@ -11,7 +11,7 @@ from typing import Literal
 
 PLACEHOLDERS = ("<query>", "<question>", "<source>", "<name>", "your query", "your thoughts", "your answer", "your information")
 """Words of prompts that a policy may copy in place of its own."""
-MAX_THINKS = 8
+TARGET_THINKS, MAX_THINKS = 2, 8
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,9 @@ def route_format(spans: Sequence[Span], names: Collection[str], think: bool = Tr
     return -1.0 if any(wrong) else 0.0
 
 
-def graded_format(spans: Sequence[Span], target_thinks: int = 2, max_thinks: int = MAX_THINKS, think: bool = True) -> float:
+def graded_format(
+    spans: Sequence[Span], target_thinks: int = TARGET_THINKS, max_thinks: int = MAX_THINKS, think: bool = True
+) -> float:
     """SSRL's format score f in [0, 1] (arXiv 2508.10874): 0 if anything is wrong, else
     min(1, n_t / target) min(n_t, n_s + 1) / max(n_t, n_s + 1), n_t thoughts and n_s searches. think: False where the policy's
     thoughts are no actions; then n_t = n_s + 1."""

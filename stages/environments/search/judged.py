@@ -1,15 +1,16 @@
 """Search where the agent judges each result before it goes on (ReSeek, arXiv 2510.00568).
 
-After `search <query>` comes `judge yes` or `judge no`; after a rejection, another search. Whether a result was useful is known
-from the question's chain: a page is as useful as the largest share of the words of one of its gold facts that the page has. The
-paper scores pages by a reranker against the answer, which the pages of a question's first hops do not contain.
+After `search <query>` comes `judge yes` or `judge no`; after a rejection, another search. With context hard the rejected result
+is then hidden from the policy (stages/agent/forgetting.py), and it is as if the page had not been shown. Whether a result was
+useful is known from the question's chain: a page is as useful as the largest share of the words of one of its gold facts that the
+page has. The paper scores pages by a reranker against the answer, which the pages of a question's first hops do not contain.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -31,6 +32,8 @@ class JudgeSettings(Checked):
 
     threshold: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.7
     """A result is useful if its score is above it."""
+    context: Annotated[Literal["soft", "hard"], Field(exclude_if=lambda context: context == "soft")] = "soft"
+    """What becomes of a rejected result. soft: it stays in the context, with its judgment; hard: later turns do not see it."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,10 @@ class JudgedState(SearchState):
     score: float = 0.0
     """How useful the last search's result was, in [0, 1]; the agent does not see it."""
     queries: int = 0
+    searched: int = 0
+    """Turns up to and with the last search."""
+    before: tuple[int, ...] = ()
+    """`seen` before the last search."""
 
 
 def usefulness(pages: list[Page], facts: list[tuple[str, str, str]]) -> float:
@@ -85,21 +92,26 @@ class JudgedSearchEnvironment(SearchEnvironment):
         return {**super()._tools(), "judge": self._judged}
 
     def _search(self, query: str) -> Step:
+        before = self._state.seen
         step = super()._search(query)
         pages = self._index.search(query, self._results)
         facts = [(hop["name"], hop["relation"], hop["value"]) for hop in self.task.spec["chain"]]
-        self._state = replace(
-            self._state, pending=True, rejected=False, score=usefulness(pages, facts), queries=self._state.queries + 1
-        )
+        score, turns = usefulness(pages, facts), self._state.turns
+        searched = replace(self._state, pending=True, rejected=False, score=score, searched=turns, before=before)
+        self._state = replace(searched, queries=searched.queries + 1)
         return step
 
     def _judged(self, answer: str) -> Step | None:
         if not self._state.pending or answer.lower() not in ("yes", "no"):
             return None
-        accepted, useful = answer.lower() == "yes", self._state.score > self._judge.threshold
-        self._state = replace(self._state, pending=False, rejected=not accepted)
+        state, accepted = self._state, answer.lower() == "yes"
+        useful, forgets = state.score > self._judge.threshold, 0
+        self._state = replace(state, pending=False, rejected=not accepted)
+        if self._judge.context == "hard" and not accepted:
+            self._state, forgets = replace(self._state, seen=state.before), state.turns - state.searched
         name = f"judge_{'true' if accepted == useful else 'false'}_{'accept' if accepted else 'reject'}"
-        return Step(Observation(GO_ON[accepted]), 0.0, accepted=True, terminated=False, truncated=False, terms={name: 1.0})
+        step = Step(Observation(GO_ON[accepted]), 0.0, accepted=True, terminated=False, truncated=False, terms={name: 1.0})
+        return replace(step, forgets=forgets)
 
     def _graded(self, answer: str | None) -> tuple[float, dict[str, float]]:
         """The terms of judgments, with 0 here, so that episodes without any have them, too."""

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from stages.environments.protocol import Observation, Step
 from stages.environments.search.environment import SearchState
-from stages.environments.search.formats import Span, graded_format
+from stages.environments.search.formats import MAX_THINKS, TARGET_THINKS, Span, graded_format
 from stages.environments.search.known import Known
 from stages.environments.search.spans import SpanSearchEnvironment, SpanState
 from stages.records.task import Task
@@ -29,7 +29,7 @@ WRITTEN, FALSE, REAL = "self_written", "false_evidence", "real_search"
 
 
 def uncertainty(logprobs: Sequence[float]) -> float:
-    """u = mean over a query's tokens of -p log2 p, p the probability of the token that was drawn; 0 without tokens. Not an
+    """u = mean over a query's drawn tokens of -p log2 p, p the probability of the token that was drawn; 0 without tokens. Not an
     entropy of the whole distribution: the paper's code has only the drawn tokens' probabilities."""
     return sum(-math.exp(one) * one / math.log(2) for one in logprobs) / len(logprobs) if logprobs else 0.0
 
@@ -43,14 +43,25 @@ class SelfSearchState(SpanState):
 
 
 class SelfSearchEnvironment(SpanSearchEnvironment):
-    """A SearchEnvironment with a tool mode. known: what the policy may know, for experts' results."""
+    """A SearchEnvironment with a tool mode. known: what the policy may know, for experts' results; thinks: the format score's
+    `target_thinks` and `max_thinks`; first_real: under the gate, whether the tool answers the first search."""
 
     usage = "Use: search <query> or answer <text>."
     _state: SelfSearchState
 
-    def __init__(self, *arguments: Any, mode: ToolMode, think: bool, known: Known | None, **settings: Any) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        mode: ToolMode,
+        think: bool,
+        known: Known | None,
+        thinks: tuple[int, int] = (TARGET_THINKS, MAX_THINKS),
+        first_real: bool = True,
+        **settings: Any,
+    ) -> None:
         super().__init__(*arguments, **settings)
         self._mode, self._think, self._known = mode, think, known
+        self._thinks, self._first_real = thinks, first_real
         self._drawn: tuple[float, ...] = ()
 
     def _start(self, task: Task) -> tuple[SearchState, str]:
@@ -77,7 +88,8 @@ class SelfSearchEnvironment(SpanSearchEnvironment):
             self._add(Span("search", query))
             return Step(Observation(""), 0.0, accepted=True, terminated=False, truncated=False)
         before, unsure = self._state.unsure, uncertainty(self._drawn)
-        real = self._mode == "real" or (self._mode == "entropy_gated" and (before is None or unsure > before))
+        asks = self._first_real if before is None else unsure > before
+        real = self._mode == "real" or (self._mode == "entropy_gated" and asks)
         self._state = replace(self._state, unsure=unsure)
         if not real:
             self._add(Span("search", query))
@@ -104,7 +116,7 @@ class SelfSearchEnvironment(SpanSearchEnvironment):
 
     def _graded(self, answer: str | None) -> tuple[float, dict[str, float]]:
         reward, terms = super()._graded(answer)
-        return reward, {**terms, FORMAT: graded_format(self._written(answer), think=self._think)}
+        return reward, {**terms, FORMAT: graded_format(self._written(answer), *self._thinks, think=self._think)}
 
     def state_key(self) -> str:
         """As a SearchEnvironment's, with the results and the last thought, and what comes next."""

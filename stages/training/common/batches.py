@@ -10,6 +10,7 @@ from torch import Tensor
 from stages.algorithms.batch import Costs, Observed, TrajectoryBatch, TurnTerms, TurnWords, Written
 from stages.records.episode import Episode, Owner
 from stages.records.tools import CALLS, has_prices, number_of_calls, spent, tools_called
+from stages.training.common.hidden import with_spans
 from stages.training.common.kept import with_kept
 from stages.training.common.step_keys import step_keys
 
@@ -85,7 +86,7 @@ def trajectory_batch(episodes: Sequence[Episode], evidence: bool = False) -> Tra
     )
     if bool((owner > int(Owner.EXTERNAL)).any()):
         batch = batch.with_extra(Written(owner))
-    return with_kept(batch, episodes)
+    return with_spans(with_kept(batch, episodes), episodes)
 
 
 def with_prices(batch: TrajectoryBatch, episodes: Sequence[Episode]) -> TrajectoryBatch:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from stages.agent.chat import Chat
+from stages.agent.forgetting import hidden_spans, views
 from stages.agent.shared_prefixes import plan_shared
 from stages.records.episode import Episode, Owner
 from stages.seeding import permutation
@@ -44,7 +45,8 @@ class Documents:
 def encode(
     chat: Chat, demonstrations: Sequence[Episode], max_length: int, hints: Sequence[str] = (), before: Sequence[str] = ()
 ) -> Documents:
-    """Demonstrations as documents, in order; turns taken over from another episode (`inherited`) are not trained. hints, before:
+    """Demonstrations as documents, in order; turns taken over from another episode (`inherited`) are not trained. One that
+    forgets observations is a document for each stretch of turns that saw the same (stages/agent/forgetting.py). hints, before:
     one for each, at the end of its first message and before it, "" for none; left out where they leave too little room.
 
     Raises ValueError if there are none, and for one of more than `max_length` tokens.
@@ -65,8 +67,11 @@ def encode(
                 f"raise model.max_length or make tasks shorter"
             )
         first, last = encoded.spans[episode.inherited][0], encoded.spans[-1][1]
-        ids.append(encoded.token_ids[:last])
-        owners.append([int(Owner.PROMPT)] * first + encoded.owner[first:last])
+        for view in views(last, hidden_spans(chat, encoded.token_ids, encoded.spans, episode.forgotten)):
+            owner = [encoded.owner[place] if place >= max(first, view.start) else int(Owner.PROMPT) for place in view.columns]
+            if int(Owner.POLICY) in owner:
+                ids.append([encoded.token_ids[place] for place in view.columns])
+                owners.append(owner)
     mask = padded(owners, int(Owner.PROMPT), torch.int64) == int(Owner.POLICY)
     return Documents(padded(ids, 0, torch.int64), mask, [len(row) for row in ids])
 

@@ -1,5 +1,5 @@
 """Counts trained tokens: each token of the batch's mask exactly once per epoch, and no other token, unless observations are
-trained as a stream of their own."""
+trained as a stream of their own. Tokens of an optimiser step that was skipped are accounted for, but not trained."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from stages.records.episode import Owner
 UNTRAINED = {"forced": Owner.FORCED, "evidence": Owner.EVIDENCE, "guidance": Owner.GUIDANCE}
 """Metric -> the owner of tokens that are never trained, and counted where there are some."""
 
-COUNTS = ("policy_tokens", "environment_tokens", "external_tokens", "observation_tokens", "dropped_tokens")
+COUNTS = ("policy_tokens", "environment_tokens", "external_tokens", "observation_tokens", "dropped_tokens", "skipped_tokens")
 
 
 class Ledger:
-    """Opened with the mask of an epoch's trained tokens, informed of every row that is trained, closed at the epoch's end."""
+    """Opened with the mask of an epoch's tokens to train, informed of every row that is trained or skipped, closed at the epoch's
+    end."""
 
     def __init__(self) -> None:
         self.policy_tokens = 0
@@ -29,13 +30,16 @@ class Ledger:
         self.observation_tokens = 0
         """Tokens of the environment trained so far on purpose (rl.observation)."""
         self.dropped_tokens = 0
-        """Policy tokens skipped on purpose: those of dropped groups."""
+        """Policy tokens left out on purpose: those of dropped groups."""
+        self.skipped_tokens = 0
+        """Policy tokens of optimiser steps that the KL stop skipped (rl.loss.kl_stop)."""
         self.untrained_tokens: dict[str, int] = {}
         """Tokens so far of each owner in UNTRAINED, in every epoch."""
         self._expected: Tensor | None = None
         self._external: Tensor | None = None
         self._observed: Tensor | None = None
         self._counts: Tensor | None = None
+        self._skipped: Tensor | None = None
 
     @property
     def is_open(self) -> bool:
@@ -57,7 +61,7 @@ class Ledger:
         """
         trained = mask if observed is None else mask | observed
         self._expected = trained if dropped is None else trained & ~dropped[:, None]
-        self._counts = torch.zeros(mask.shape, dtype=torch.uint8)
+        self._counts, self._skipped = (torch.zeros(mask.shape, dtype=torch.uint8) for _ in range(2))
         self._external, self._observed = external, observed
         self.dropped_tokens += int((mask & ~self._expected).sum())
         for name, one in UNTRAINED.items() if owner is not None else ():
@@ -69,28 +73,40 @@ class Ledger:
 
     def record(self, rows: Tensor, mask: Tensor) -> None:
         """Count the tokens in mask [b, t] bool of rows [b] int64 as trained; t are the first of the T tokens."""
-        if self._counts is None:
+        self._add(self._counts, rows, mask)
+
+    def skip(self, rows: Tensor, mask: Tensor) -> None:
+        """Count these tokens, as in `record`, as those of an optimiser step that was skipped."""
+        self._add(self._skipped, rows, mask)
+
+    @staticmethod
+    def _add(counts: Tensor | None, rows: Tensor, mask: Tensor) -> None:
+        if counts is None:
             raise RuntimeError("the ledger is not open: open() it with the epoch's policy tokens first")
         rows, mask = rows.cpu(), mask.cpu()
-        self._counts[rows, : mask.shape[1]] += mask.to(torch.uint8)
+        counts[rows, : mask.shape[1]] += mask.to(torch.uint8)
 
     def close(self, complete: bool = True) -> None:
         """End the epoch. complete=False: it was cut short, so tokens may be missing, but none may be repeated.
 
-        Raises RuntimeError if a policy token was not trained exactly once, or another token was trained.
+        Raises RuntimeError if a policy token was not trained or skipped exactly once, or another token was.
         """
-        if self._counts is None or self._expected is None:
+        if self._counts is None or self._skipped is None or self._expected is None:
             raise RuntimeError("the ledger is not open")
-        unexpected = int(self._counts[~self._expected].sum())
-        missing = int((self._counts[self._expected] == 0).sum()) if complete else 0
-        repeated = int((self._counts > 1).sum())
-        external = 0 if self._external is None else int(self._counts[self._expected & self._external].sum())
-        observed = 0 if self._observed is None else int(self._counts[self._expected & self._observed].sum())
-        self.policy_tokens += int(self._counts[self._expected].sum()) - external - observed
-        self.external_tokens += external
-        self.observation_tokens += observed
+        used = self._counts + self._skipped
+        unexpected = int(used[~self._expected].sum())
+        missing = int((used[self._expected] == 0).sum()) if complete else 0
+        repeated = int((used > 1).sum())
+        beside = torch.zeros_like(self._expected)
+        for name, stream in (("external_tokens", self._external), ("observation_tokens", self._observed)):
+            if stream is not None:
+                own = self._expected & stream
+                setattr(self, name, getattr(self, name) + int(self._counts[own].sum()))
+                beside |= own
+        self.policy_tokens += int(self._counts[self._expected & ~beside].sum())
+        self.skipped_tokens += int(self._skipped[self._expected & ~beside].sum())
         self.environment_tokens += unexpected
-        self._counts = self._expected = self._external = self._observed = None
+        self._counts = self._skipped = self._expected = self._external = self._observed = None
         if unexpected or missing or repeated:
             raise RuntimeError(
                 f"training must use every policy token once per epoch and no other token: {missing} missing, {repeated} used "
@@ -114,6 +130,7 @@ class Ledger:
             "ledger/policy_tokens_trained": self.policy_tokens,
             "ledger/environment_tokens_trained": self.environment_tokens,
             "ledger/policy_tokens_dropped": self.dropped_tokens,
+            **({"ledger/policy_tokens_skipped": self.skipped_tokens} if self.skipped_tokens else {}),
             **{f"ledger/{name}_tokens_trained": count for name, count in streams.items() if count},
             **{f"ledger/{name}_tokens_untrained": count for name, count in self.untrained_tokens.items()},
         }

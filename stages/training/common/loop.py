@@ -72,13 +72,15 @@ class Update:
     micro_batches: Sequence[Any]
     loss: Callable[[Any], Iterator[LossTerms]]
     on_tokens_trained: Callable[[Tensor, Tensor], None] | None = None
-    """Called with the rows and mask of all trained tokens of all processes (`LossTerms.trained`)."""
+    """Called with the rows and mask of all trained tokens of all processes (`LossTerms.trained`), if the step was made."""
     on_sums: Callable[[Sums], None] | None = None
     """Called after the step with its statistics, which are the same in all processes."""
     role: str = ""
     """The role whose episodes it learns from, if they are not the step's main ones."""
     skips: Callable[[Sums], bool] | None = None
     """Whether to leave the weights as they are, by the statistics of the loss, which are the same in all processes."""
+    on_tokens_skipped: Callable[[Tensor, Tensor], None] | None = None
+    """`on_tokens_trained` of a step that was left out."""
 
     @property
     def label(self) -> str:
@@ -120,6 +122,7 @@ class Learner:
         loss: Callable[[Any], Iterator[LossTerms]],
         on_tokens_trained: Callable[[Tensor, Tensor], None] | None = None,
         skips: Callable[[Sums], bool] | None = None,
+        on_tokens_skipped: Callable[[Tensor, Tensor], None] | None = None,
     ) -> Sums:
         """One optimiser step over all micro-batches; returns their statistics, `grad_norm` (before clipping) and `updates`.
         skips: see `Update.skips`; the statistics then have `skipped`, in any case.
@@ -141,11 +144,10 @@ class Learner:
         for _ in range(processes.waiting_rounds(len(micro_batches))):
             gradients.add(False)
         gradients.finish()
-        sums = Sums()
+        sums, tokens = Sums(), list[tuple[Tensor, Tensor]]()
         for _, statistics, trained in sorted(processes.gather(own), key=lambda item: item[0]):
             merge_sums(sums, statistics)
-            if on_tokens_trained is not None and trained is not None:
-                on_tokens_trained(*trained)
+            tokens += [] if trained is None else [trained]
         if self.sparse is not None:
             self.sparse.before(parameters)
         norm = float(gather_full(nn.utils.clip_grad_norm_(parameters, self.max_grad_norm)))
@@ -156,9 +158,13 @@ class Learner:
             )
         if skips is not None:
             merge_sums(sums, {"skipped": skips(sums)})
-            if sums["skipped"]:
-                merge_sums(sums, {"grad_norm": norm, "updates": 1})
-                return sums
+        skipped = bool(sums.get("skipped"))
+        tell = on_tokens_skipped if skipped else on_tokens_trained
+        for rows, mask in tokens if tell is not None else ():
+            tell(rows, mask)
+        if skipped:
+            merge_sums(sums, {"grad_norm": norm, "updates": 1})
+            return sums
         for group in self.optimiser.param_groups:
             group["lr"] = self.learning_rate
         with span("training.optimiser"):
@@ -276,7 +282,8 @@ def run_loop(
             sums: dict[str, Sums] = {}
             for update in job.updates(step):
                 learner = job.learners[update.learner]
-                new = learner.update(update.micro_batches, update.loss, update.on_tokens_trained, update.skips)
+                told = (update.on_tokens_trained, update.skips, update.on_tokens_skipped)
+                new = learner.update(update.micro_batches, update.loss, *told)
                 if update.on_sums is not None:
                     update.on_sums(new)
                 merge_sums(sums.setdefault(update.label, Sums()), new)

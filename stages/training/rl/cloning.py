@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from stages.agent.forgetting import with_hidden
 from stages.agent.logprobs import token_logprobs
 from stages.agent.policy import Policy
 from stages.algorithms.algorithm import Algorithm
@@ -17,6 +18,7 @@ from stages.environments.protocol import Domain
 from stages.records.episode import Episode, read_rows, write_table
 from stages.seeding import permutation
 from stages.training.common.batches import take, trajectory_batch
+from stages.training.common.hidden import seen
 from stages.training.common.kept import kept_of
 from stages.training.common.loop import Sums, Update
 from stages.training.common.processes import Processes
@@ -39,7 +41,7 @@ def cloning_loss(
     def loss(rows: list[int]) -> Iterator[LossTerms]:
         micro = take(batch, rows, models.policy.device)
         ids, mask = micro.token_ids, micro.mask
-        logprobs = token_logprobs(models.policy, ids, mask, temperature, states=models.states, kept=kept_of(micro))
+        logprobs = token_logprobs(models.policy, ids, mask, temperature, states=seen(models.states, micro), kept=kept_of(micro))
         share = -scale * logprobs.sum() / tokens
         yield LossTerms(share, {"cloning_loss": share.detach()}, (torch.tensor(rows), micro.mask))
 
@@ -67,7 +69,8 @@ class CloningJob(RlJob):
     ) -> None:
         super().__init__(context, algorithm, policy, processes, domain)
         self.attempts = attempts
-        self.paths = self._tree_paths() if attempts is None else self._successes(attempts)
+        paths = self._tree_paths() if attempts is None else self._successes(attempts)
+        self.paths = [with_hidden(self.chat, path) for path in paths]
         self.per_step = min(self.rl.settings.paths_per_step, len(self.paths))
         self.sampler = EpochSampler(len(self.paths), self.per_step, self.seed, f"paths@{context.domain}")
         self.models = Models.make(algorithm, policy.model, None, processes, self.tokens_per_batch)
@@ -85,12 +88,12 @@ class CloningJob(RlJob):
 
     def _successes(self, attempts: Attempts) -> list[Episode]:
         settings = self.rl.settings
-        paths = chosen_successes(attempts.plain, settings.fraction, self.seed)
+        paths = chosen_successes(attempts.trainable, settings.fraction, self.seed)
         if settings.guided:
             paths += usable_successes(attempts, self.rl.guidance)[0]
         if not paths:
             raise ValueError(
-                f"{settings.fraction:g} of the successes among {len(attempts.plain)} plain attempts at training tasks of "
+                f"{settings.fraction:g} of the successes among {len(attempts.trainable)} plain attempts at training tasks of "
                 f"{self.context.domain} is none to learn from; raise rollout.tasks, rollout.attempts or the fraction, "
                 f"or set rl.warm_start to {{}} if it is the warm start"
             )

@@ -13,7 +13,7 @@ from stages.algorithms.parts.selection import Selection
 from stages.algorithms.settings import Rl
 from stages.algorithms.task_source import Play, SourceInputs, TaskSource, source_class
 from stages.curation.model_aware import shares
-from stages.environments.protocol import Domain
+from stages.environments.protocol import Domain, allow_conversations
 from stages.records.episode import read_json
 from stages.records.task import Task, opening
 from stages.training.common.batches import padded, plan_micro_batches
@@ -47,10 +47,9 @@ def first_values(
 ) -> dict[str, float]:
     """Task -> the return in [0, 1] that the step-value model predicts before the first turn. The processes share the tasks."""
     environment = pool.take()
-    own = [
-        chat.prompt_tokens(opening(task.prompt, environment.reset(task).text))
-        for task in tasks[processes.index :: processes.count]
-    ]
+    allow_conversations(environment, "begun")
+    first = [(task.prompt, environment.reset(task)) for task in tasks[processes.index :: processes.count]]
+    own = [chat.prompt(opening(prompt, seen.text), examples=seen.before).token_ids for prompt, seen in first]
     pool.give_back(environment)
     prompts = processes.gather(own)
     found: list[tuple[str, float]] = []
@@ -73,8 +72,10 @@ def make_source(
     processes: Processes,
     play: Play,
     key: tuple[object, ...],
+    policy_hash: str = "",
 ) -> TaskSource:
-    """The source that `rl.tasks` names; `tasks`: curated ones, by id. Raises ValueError if there are too few."""
+    """The source that `rl.tasks` names; `tasks`: curated ones, by id; policy_hash: of the start policy. Raises ValueError if
+    there are too few tasks."""
     name = str(context.domain)
     measured: Mapping[str, float] = read_json(context.data / "rollouts" / name / "difficulty.json")
     factors = selected(tasks, measured, rl.selection)
@@ -84,5 +85,6 @@ def make_source(
         measured = first_values(drawn, pool, chat, model, context.params.resources.tokens_per_batch, processes)
     worlds = context.data / "curated" / name / "worlds"
     # A copy, since the job adds the tasks that the source makes to its own.
-    inputs = SourceInputs(rl, domain, dict(tasks), worlds, factors, measured, key, play, context.root)
+    places = {"root": context.root, "policy_hash": policy_hash, "max_length": context.params.model.max_length}
+    inputs = SourceInputs(rl, domain, dict(tasks), worlds, factors, measured, key, play, **places)
     return source_class(rl.tasks.source)(inputs)

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from stages.agent.chat import Chat
+from stages.agent.forgetting import with_hidden
 from stages.algorithms.parts.external import External
 from stages.records.episode import EXPERT, IMPORTED, Episode, Owner
 from stages.seeding import permutation
@@ -17,7 +18,8 @@ def as_external(episode: Episode, chat: Chat) -> Episode:
     owner = [int(Owner.EXTERNAL) if one == Owner.POLICY else one for one in encoded.owner]
     turns = [replace(turn, start=start, end=end) for turn, (start, end) in zip(episode.turns, encoded.spans, strict=True)]
     count = len(encoded.token_ids)
-    return replace(episode, token_ids=encoded.token_ids, owner=owner, turn=encoded.turn, logprob=[0.0] * count, turns=turns)
+    written = {"token_ids": encoded.token_ids, "owner": owner, "turn": encoded.turn, "logprob": [0.0] * count}
+    return with_hidden(chat, replace(episode, **written, turns=turns))
 
 
 def is_fragment(episode: Episode) -> bool:

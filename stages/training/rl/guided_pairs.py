@@ -4,25 +4,36 @@ is taught without it."""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
-from stages.agent.guidance import mentions
+from stages.agent.guidance import marked, mentions, shows_marks
 from stages.algorithms.parts.guidance import Guidance
 from stages.annotation.continuations import Continuation, Pair
 from stages.records.episode import Episode, Owner
 from stages.seeding import stream
-from stages.training.rl.guided_pass import Attempts
+from stages.training.rl.guided_pass import Attempts, GuidedEpisode
 
 _FIRST = (int(Owner.PROMPT), int(Owner.GUIDANCE))
 
 
+def speaks_of_hint(one: GuidedEpisode, words: Sequence[str]) -> bool:
+    """Whether the policy's turns, thoughts included, mention the hint (`mentions`), or anything but the hint itself has its
+    marks."""
+    first, *others = [message["content"] for message in one.episode.messages] or [""]
+    own = [message["content"] for message in one.episode.messages if message["role"] == "assistant"]
+    own += [turn.action for turn in one.episode.turns]
+    shown = [first.removesuffix(marked(one.hint.text)), *others]
+    return mentions(own, one.hint.text, words) or shows_marks(shown)
+
+
 def usable_successes(attempts: Attempts, settings: Guidance) -> tuple[list[Episode], dict[str, int]]:
-    """Guided successes without their hints, less those that talk about them; and the numbers of both."""
+    """Guided successes without their hints, less those that speak of them; and the numbers of both."""
     kept, counts = [], Counter({"successes": 0, "mention_hint": 0})
     for one in attempts.guided:
         if not one.episode.success:
             continue
         counts["successes"] += 1
-        if mentions([turn.action for turn in one.episode.turns], one.hint.text, settings.drop_mentions):
+        if speaks_of_hint(one, settings.drop_mentions):
             counts["mention_hint"] += 1
         else:
             kept.append(one.episode.without_guidance())
@@ -49,10 +60,10 @@ def episode_pair(chosen: Episode, rejected: Episode) -> Pair | None:
 
 
 def guided_pairs(attempts: Attempts, settings: Guidance, seed: int) -> tuple[list[Pair], dict[str, int]]:
-    """For every success, plain or guided, a pair with a random plain failure of its task, all from the plain prompt; and counts
-    for the report. Tasks without a plain failure, or without a success, have none."""
+    """For every success, plain or guided, a pair with a random plain failure of its task, all from the plain prompt and without
+    marks of hints; and counts for the report. Tasks without a plain failure, or without a success, have none."""
     guided, counts = usable_successes(attempts, settings)
-    plain = sorted(attempts.plain, key=lambda episode: episode.episode_id)
+    plain = sorted(attempts.trainable, key=lambda episode: episode.episode_id)
     failures: dict[str, list[Episode]] = {}
     for episode in plain:
         if not episode.success:

@@ -18,7 +18,7 @@ from stages.agent.active_episode import EpisodeRequest
 from stages.agent.chat import Chat
 from stages.agent.constrained_engine import constrained
 from stages.agent.environment_pool import EnvironmentPool, processes_beside
-from stages.agent.guidance import leaks, marked
+from stages.agent.guidance import leaks, marked, shows_marks, solution_answers
 from stages.agent.policy import Policy
 from stages.agent.rollout import Labels, collect
 from stages.algorithms.algorithm import Algorithm
@@ -69,6 +69,11 @@ class Attempts:
     counts: Mapping[str, int] = field(default_factory=dict)
     """Hints that were made, and those that were not used, by reason."""
 
+    @property
+    def trainable(self) -> list[Episode]:
+        """The plain attempts without marks of hints anywhere; a policy that was warmed up with hints may write some itself."""
+        return [one for one in self.plain if not shows_marks(message["content"] for message in one.messages)]
+
     def rows(self) -> list[dict[str, Any]]:
         """Rows of GUIDED_SCHEMA."""
         return [{**episode_row(one.episode), "kind": one.hint.kind, "hint": one.hint.text} for one in self.guided]
@@ -88,6 +93,7 @@ class Attempts:
             "tasks": len({episode.task_id for episode in self.plain}),
             "plain_episodes": len(self.plain),
             "plain_steps": sum(len(episode.played) for episode in self.plain),
+            "plain_marked": len(self.plain) - len(self.trainable),
             "plain_success": mean([episode.success for episode in self.plain]),
             "guided_episodes": len(guided),
             "guided_success": mean([episode.success for episode in guided]),
@@ -122,14 +128,14 @@ def plan_hints(plain: Sequence[Episode], settings: Guidance) -> list[HintRequest
 
 
 def checked_hints(
-    requests: Sequence[HintRequest], texts: Sequence[str], answers: Mapping[str, str], chat: Chat, settings: Guidance
+    requests: Sequence[HintRequest], texts: Sequence[str], answers: Mapping[str, Sequence[str]], chat: Chat, settings: Guidance
 ) -> tuple[list[Hint], dict[str, int]]:
     """The hints that may be used, and counts of all by what became of them. `answers`: by task."""
     hints, counts = [], Counter({"used": 0, "none": 0, "leaked": 0, "too_long": 0})
     for request, text in zip(requests, texts, strict=True):
         if not text:
             outcome = "none"
-        elif settings.forbid_answer and leaks(text, answers.get(request.task_id, "")):
+        elif settings.forbid_answer and leaks(text, *answers.get(request.task_id, ())):
             outcome = "leaked"
         elif len(chat.tokens_of(chat.clean(marked(text)))) > settings.max_tokens:
             outcome = "too_long"
@@ -140,11 +146,14 @@ def checked_hints(
     return hints, dict(sorted(counts.items()))
 
 
-def answers_of(domain: Any, known: Solutions) -> dict[str, str]:
-    """Task -> the answer that its solution gives, in domains with answers; otherwise the solution's last action."""
-    answer = getattr(domain, "answer", None)
-    last = {task_id: turns[-1].action for task_id, turns in known.of.items() if turns}
-    return {task_id: (answer(action) if answer is not None else None) or action for task_id, action in last.items()}
+def answers_of(domain: Any, tasks: Mapping[str, Task], known: Solutions) -> dict[str, list[str]]:
+    """Task -> what its hints must not contain (`solution_answers`)."""
+    read, found = getattr(domain, "answer", None), {}
+    for task_id, task in tasks.items():
+        turns = known.of.get(task_id, ())
+        action = turns[-1].action if turns else ""
+        found[task_id] = solution_answers(task.spec, action, read(action) if read is not None else None)
+    return found
 
 
 class GuidedPass:
@@ -171,10 +180,10 @@ class GuidedPass:
         plain = read_source(self.context.data, self.name, "rollouts", tasks)
         if not plays_guided(self.rl):
             return Attempts(plain)
-        hints, counts = self.hints(plain)
+        hints, counts = self.hints(plain, tasks)
         return Attempts(plain, self.play(tasks, hints), counts)
 
-    def hints(self, plain: Sequence[Episode]) -> tuple[list[Hint], dict[str, int]]:
+    def hints(self, plain: Sequence[Episode], tasks: Mapping[str, Task]) -> tuple[list[Hint], dict[str, int]]:
         saved = self.checkpoints.load("guided-hints")
         if saved is not None:
             return [Hint(*values) for values in saved["hints"]], saved["counts"]
@@ -183,7 +192,7 @@ class GuidedPass:
             return [], {}
         known = read_solutions(self.settings.source, self.curated, self.context.data / "annotated" / self.name, self.name)
         texts = self.processes.gather(self._texts(requests, known) if self.context.main else [])
-        hints, counts = checked_hints(requests, texts, answers_of(self.domain, known), self.chat, self.settings)
+        hints, counts = checked_hints(requests, texts, answers_of(self.domain, tasks, known), self.chat, self.settings)
         if self.context.main:
             rows = [(hint.task_id, hint.attempt, hint.kind, hint.text) for hint in hints]
             self.checkpoints.save("guided-hints", {"hints": rows, "counts": counts})

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from stages.agent.chat import Chat
 from stages.agent.policy import Policy
 from stages.algorithms.algorithm import Algorithm
+from stages.algorithms.hidden import check_hidden
 from stages.algorithms.parts.credit import TurnCredit
 from stages.environments.protocol import Domain
-from stages.records.episode import Episode, episode_row
+from stages.records.episode import Episode, episode_row, read_json
 from stages.records.sections import seed_of
 from stages.training.common.ledger import Ledger
 from stages.training.common.loop import Job
@@ -21,6 +22,7 @@ from stages.training.rl.models import Models
 
 if TYPE_CHECKING:
     from stages.algorithms.batch import TrajectoryBatch
+    from stages.algorithms.settings import Rl
     from stages.runtime.stage import StageContext
 
 History = Sequence[Mapping[str, float]]
@@ -35,6 +37,8 @@ class RlJob(Job):
         self, context: StageContext, algorithm: Algorithm, policy: Policy, processes: Processes, domain: Domain | None
     ) -> None:
         assert context.domain is not None
+        if domain is not None:
+            check_hidden(algorithm.rl, algorithm.method.data, domain)
         params = context.params
         self.context, self.algorithm, self.rl = context, algorithm, algorithm.rl
         self.processes, self.domain = processes, domain
@@ -109,6 +113,13 @@ def distinct_endings(episodes: Sequence[Episode]) -> float:
     for episode in episodes:
         groups.setdefault(episode.group_id, set()).add(episode.turns[-1].action_key if episode.turns else "")
     return sum(len(endings) for endings in groups.values()) / max(len(groups), 1)
+
+
+def steps_budget(rl: Rl, annotated: Path) -> int | None:
+    """The budget of environment steps, if there is one."""
+    if not rl.add_tree_steps or rl.environment_steps is None:
+        return rl.environment_steps
+    return rl.environment_steps + int(read_json(annotated / "costs.json")["environment_steps"])
 
 
 RISE_TOKENS = 20

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from stages.agent.policy import Policy, load_policy, save_policy
 from stages.algorithms.algorithm import resolve
+from stages.algorithms.task_source import source_class
 from stages.environments.registry import open_domain
 from stages.records.episode import Episode, TurnRecord
 from stages.runtime.checkpoints import Checkpoints
@@ -90,6 +91,11 @@ def _job(context: StageContext, policy: Policy, processes: Processes, domain: st
     # Without a tracker: metrics of several domains would share their names.
     own = replace(context, domain=domain, tracker=Tracker())
     algorithm = resolve(own.section("rl"), own.params.model.max_length)
+    if source_class(algorithm.rl.tasks.source).recorded:
+        raise ValueError(
+            f"per_domain.{domain}.rl.tasks.source {algorithm.rl.tasks.source} has answers of the policy that rl starts from, and "
+            f"merge.method joint_rl trains it on other domains, too: set source to static, or choose another merge.method"
+        )
     return OnlineJob(own, algorithm, policy, processes, open_domain(domain, own.params.per_domain[domain].environment))
 
 

@@ -34,6 +34,7 @@ from stages.training.common.batches import (
     turn_boundaries,
     turn_ends,
 )
+from stages.training.common.hidden import Hidden, read_lengths, seen
 from stages.training.common.kept import kept_of
 from stages.training.common.loop import Learner
 from stages.training.common.optimiser import make_optimiser, warmup_constant
@@ -111,7 +112,9 @@ class Models:
 
     def plan(self, batch: TrajectoryBatch, rows: Sequence[int], least: int | None = None) -> list[list[int]]:
         """Rows of the batch in micro-batches: with prefix sharing, rows with common prefixes, and at least `least` micro-batches
-        (by default `Processes.least`); otherwise rows of similar length."""
+        (by default `Processes.least`); otherwise, or if rows forget, rows of similar length."""
+        if (hidden := batch.get(Hidden)) is not None:
+            return self._plan_by(read_lengths(batch, hidden), rows)
         return self.plan_reads(batch.token_ids, batch.mask, rows, least)
 
     def plan_reads(self, token_ids: Tensor, mask: Tensor, rows: Sequence[int], least: int | None = None) -> list[list[int]]:
@@ -125,7 +128,9 @@ class Models:
         return self._plan_lengths(batch.mask, rows)
 
     def _plan_lengths(self, mask: Tensor, rows: Sequence[int]) -> list[list[int]]:
-        lengths = trained_lengths(mask).tolist()
+        return self._plan_by(trained_lengths(mask).tolist(), rows)
+
+    def _plan_by(self, lengths: Sequence[int], rows: Sequence[int]) -> list[list[int]]:
         plan = plan_micro_batches([lengths[row] for row in rows], self.tokens_per_batch)
         return [[rows[place] for place in group] for group in plan]
 
@@ -163,7 +168,7 @@ class Models:
 
         def compute(micro: TrajectoryBatch) -> Tensor:
             ids, mask = micro.token_ids, micro.mask
-            return token_logprobs(model, ids, mask, temperature, states=self.states, kept=kept_of(micro))
+            return token_logprobs(model, ids, mask, temperature, states=seen(self.states, micro), kept=kept_of(micro))
 
         return self._per_row(batch, self.plan(batch, rows), batch.mask.shape, compute, model)
 
@@ -203,7 +208,7 @@ class Models:
         def compute(micro: TrajectoryBatch) -> Tensor:
             scores = score_tokens(
                 *(self.policy, micro.token_ids, micro.mask, temperature),
-                states=self.states,
+                states=seen(self.states, micro),
                 vocabulary=vocabulary,
                 kept=kept_of(micro),
             )

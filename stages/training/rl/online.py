@@ -28,7 +28,7 @@ from stages.engine.engine import Sampling
 from stages.engine.local_engine import make_engine
 from stages.environments.protocol import Domain
 from stages.environments.registry import returns_of
-from stages.records.episode import Episode, read_episodes, read_json, read_tasks
+from stages.records.episode import Episode, conversations, forks_of, read_episodes, read_tasks
 from stages.records.sections import params_hash
 from stages.records.tools import number_of_calls
 from stages.training.common.batches import trajectory_batch
@@ -36,8 +36,9 @@ from stages.training.common.loop import Sums, Update
 from stages.training.common.processes import Processes
 from stages.training.rl.curriculum import make_source
 from stages.training.rl.demonstrations import ExternalEpisodes
+from stages.training.rl.forks import with_plays
 from stages.training.rl.imitation import SelfImitation
-from stages.training.rl.job import History, RlJob, distinct_endings, entropy_rise, episode_rows, window_means
+from stages.training.rl.job import History, RlJob, distinct_endings, entropy_rise, episode_rows, steps_budget, window_means
 from stages.training.rl.models import Models, make_learners
 from stages.training.rl.off_policy import OffPolicy
 from stages.training.rl.offline_dataset import stored_episodes
@@ -46,7 +47,7 @@ from stages.training.rl.policy_updates import PolicyUpdates, agreement, check_ag
 from stages.training.rl.reannotation import Reannotation
 from stages.training.rl.replay_buffer import ReplayBuffer
 from stages.training.rl.role_updates import RoleUpdates, policy_sums
-from stages.training.rl.scorers import make_scorer
+from stages.training.rl.scorers import make_scorer, trained_on
 from stages.training.rl.self_teacher import SelfTeacher, solutions
 from stages.training.rl.team import Team
 
@@ -68,10 +69,9 @@ class OnlineJob(RlJob):
         self.width, self.max_turns = context.params.resources.slots, domain.settings.max_turns
         make = partial(source_class(self.rl.tasks.source).make, domain, self.curated / "worlds")
         self.pool = EnvironmentPool(make, processes_beside(context.params.resources))
-        self.tasks = {task.task_id: task for task in read_tasks(self.curated / "tasks.parquet", "train")}
-        key = (self.seed, f"rl@{context.domain}")
-        parts = (self.tasks, self.pool, self.chat, processes)
-        self.source = make_source(context, self.rl, domain, *parts, self.play_for_source, key)
+        self.tasks = trained_on(context, self.rl, domain, read_tasks(self.curated / "tasks.parquet", "train"), self.seed)
+        given = (self.tasks, self.pool, self.chat, processes, self.play_for_source, (self.seed, f"rl@{context.domain}"))
+        self.source = make_source(context, self.rl, domain, *given, policy.hash)
         self.demonstrations: ExternalEpisodes | None = None
         if algorithm.external_per_group:
             demonstrations = read_episodes(self.curated / "demonstrations.parquet")
@@ -79,7 +79,8 @@ class OnlineJob(RlJob):
         self.models = Models.make(algorithm, policy.model, self.annotated, processes, self.tokens_per_batch, self.seed)
         self.team = Team(self.models, algorithm) if self.rl.advantage.estimator == "team" else None
         self.learners = {**make_learners(self.models, self.rl), **(self.team.learners() if self.team else {})}
-        self.policy_updates = PolicyUpdates(self.models, algorithm, self.ledger, self.team, first=not self.source.roles)
+        whose = {"first": not self.source.roles, "recorded": self.source.recorded}
+        self.policy_updates = PolicyUpdates(self.models, algorithm, self.ledger, self.team, **whose)
         engine = make_engine(self.models.player, [self.chat.end_of_turn], self.width, self.max_length)
         self.engine = constrained(engine, self.chat, domain, "rl", self.max_length)
         self.role_updates = RoleUpdates(self.models, algorithm, self.ledger, self.source.roles, self.source.combined)
@@ -105,13 +106,13 @@ class OnlineJob(RlJob):
         self.scorer = make_scorer(context, algorithm, domain, self.tasks, processes, self.seed, self.chat)
         self.tree_metrics: dict[str, float] = {}
         """Of the trees that the step began with, if it did."""
-        self.budget = self._environment_steps()
+        self.budget = steps_budget(self.rl, self.annotated)
         self.logprob_mismatch: dict[str, float] = {}
         """Maxima so far of what `agreement` measures."""
         self.played: list[Episode] = []
         """The step's own episodes, the first rows of its batch."""
         self.external: list[Episode] = []
-        """Demonstrations in the step's groups, or what a team's other members wrote: the last rows of the batch."""
+        """Demonstrations in the step's groups or what a team's other members wrote, then the plays' forks: the last rows."""
         self.greedy: list[Episode] = []
         """Greedy episodes of the step's tasks, if they are the baseline."""
         self.beside: list[Episode] = []
@@ -128,12 +129,6 @@ class OnlineJob(RlJob):
         """The source, where parts need estimates of curated tasks."""
         assert isinstance(self.source, StaticTasks)
         return self.source
-
-    def _environment_steps(self) -> int | None:
-        """The budget of environment steps, if there is one."""
-        if not self.rl.add_tree_steps or self.rl.environment_steps is None:
-            return self.rl.environment_steps
-        return self.rl.environment_steps + int(read_json(self.annotated / "costs.json")["environment_steps"])
 
     def updates(self, step: int) -> Iterator[Update]:
         started = time.monotonic()
@@ -212,7 +207,8 @@ class OnlineJob(RlJob):
             shaped = self.algorithm.shape(trajectory_batch(self.greedy)).rewards.tolist()
             returns = {episode.task_id: value for episode, value in zip(self.greedy, shaped, strict=True)}
             batch = batch.with_extra(GreedyReturns(torch.tensor([returns[task_id] for task_id in batch.task_ids])))
-        self.environment_steps += sum(len(episode.played) for episode in (*self.played, *self.greedy, *self.beside))
+        everything = conversations((*self.played, *self.greedy, *self.beside))
+        self.environment_steps += sum(len(episode.played) for episode in everything)
         if self.rl.group_resampling.kind == "resample":
             batch = batch.with_metrics(resampling_rounds=float(rounds))
         return self.algorithm.resample(batch, *key)
@@ -231,13 +227,14 @@ class OnlineJob(RlJob):
             self.external = [episode for task_id in drawn for episode in self.demonstrations.draw(task_id, *key)]
         if self.team is not None:
             self.external = self.team.rows(self.played)
+        self.external += forks_of(self.played)
         episodes = [*self.played, *self.external]
-        batch = trajectory_batch(episodes, self.rl.loss.trains_evidence)
+        batch = with_plays(trajectory_batch(episodes, self.rl.loss.trains_evidence), episodes)
         batch = batch if self.team is None else self.team.with_moves(batch, episodes)
         if self.scorer is not None:
             batch = batch.with_extra(self.scorer.score(episodes, self.greedy, step))
-        batch = self.algorithm.shape(batch)
-        return batch.with_metrics(external_episodes=float(len(self.external))) if self.demonstrations is not None else batch
+        batch, demonstrated = self.algorithm.shape(batch), float(len(self.external) - len(forks_of(self.played)))
+        return batch if self.demonstrations is None else batch.with_metrics(external_episodes=demonstrated)
 
     def play_greedy(self, task_ids: Sequence[str], step: int) -> list[Episode]:
         """A greedy episode of each task, if the algorithm needs them."""
@@ -245,7 +242,10 @@ class OnlineJob(RlJob):
 
     def play(self, task_ids: Sequence[str], step: int, greedy: bool = False) -> list[Episode]:
         """Play `group_size` episodes of each task, less the demonstrations that join its group, or one greedy episode, with the
-        current weights. The processes share the tasks; each returns all episodes, sorted by id."""
+        current weights, or take those that the source has. The processes share the tasks; each returns all episodes, sorted by
+        id."""
+        if self.source.recorded:
+            return self.source.episodes(task_ids)
         size = 1 if greedy else self.rl.group_size
         requests = []
         for task_id in task_ids:
@@ -291,7 +291,8 @@ class OnlineJob(RlJob):
 
     def keep_samples(self, batch: TrajectoryBatch, step: int) -> None:
         """Keep the step's episodes with their advantages, for the report; then those that the source played."""
-        kept = [(self.played if self.team is None else [*self.played, *self.external], batch)]
+        alone = self.team is None and not forks_of(self.played)
+        kept = [(self.played if alone else [*self.played, *self.external], batch)]
         kept += [(list(self.role_updates.episodes[role]), own) for role, own in self.role_updates.batches.items()]
         self.samples += [row for one in kept for row in episode_rows(step + 1, *one)]
         credited = {id(episode) for episodes, _ in kept for episode in episodes}
@@ -299,7 +300,7 @@ class OnlineJob(RlJob):
         self.samples += [{**row, "advantages": [0.0] * len(row["token_ids"])} for row in others]
 
     def finish(self, step: int, sums: Mapping[str, Sums]) -> dict[str, float]:
-        count, everything = len(self.played), (*self.played, *self.greedy, *self.beside)
+        count, everything = len(self.played), conversations((*self.played, *self.greedy, *self.beside))
         mismatch = agreement(policy_sums(sums))
         check_agreement(mismatch, self.context.params.resources.precision, step)
         self.logprob_mismatch = {name: max(self.logprob_mismatch.get(name, 0.0), value) for name, value in mismatch.items()}
@@ -350,6 +351,7 @@ class OnlineJob(RlJob):
             **self.ledger.metrics(),
             **(self.scorer.report() if self.scorer else {}),
             **self.source.report(),
+            **(self.team.report() if self.team else {}),
         }
 
     def save_values(self, folder: Path) -> None:

@@ -16,6 +16,7 @@ from stages.algorithms.parts.group_resampling import forward_rows
 from stages.algorithms.parts.loss import Denominators, denominators
 from stages.seeding import permutation
 from stages.training.common.batches import minibatches, take
+from stages.training.common.hidden import seen
 from stages.training.common.kept import kept_of
 from stages.training.common.ledger import Ledger
 from stages.training.common.loop import Sums, Update
@@ -51,13 +52,21 @@ class PolicyUpdates:
     """Makes the updates of a training step."""
 
     def __init__(
-        self, models: Models, algorithm: Algorithm, ledger: Ledger, team: Team | None = None, first: bool = False
+        self,
+        models: Models,
+        algorithm: Algorithm,
+        ledger: Ledger,
+        team: Team | None = None,
+        first: bool = False,
+        recorded: bool = False,
     ) -> None:
-        """team: where the batch's rows belong to several agents. first: no other update of a step comes before."""
+        """team: where the batch's rows belong to several agents. first: no other update of a step comes before. recorded: all
+        batches were drawn by the run's start policy, with whose log-probabilities the losses compare."""
+        self.recorded = recorded
         self.models, self.algorithm, self.ledger, self.team = models, algorithm, ledger, team
         self.precision = "bfloat16" if models.processes.mixed_precision else "float32"
         rl = algorithm.rl
-        self.compares = models.processes.mixed_precision and algorithm.compares_with_old
+        self.compares = models.processes.mixed_precision and algorithm.compares_with_old and not recorded
         """Whether log-probs of the training pass replace the engine's, as those of the step's first update."""
         other = team is not None or algorithm.needs_rescoring or algorithm.needs_turn_critic  # may train on older episodes
         self.in_passing = self.compares and first and not other and rl.epochs == rl.minibatches == 1
@@ -116,6 +125,7 @@ class PolicyUpdates:
         valued = set(forward_rows(batch).tolist())
         dropped = torch.tensor([row not in kept for row in range(batch.size)])
         policy_learns, updated = self.policy_learns(step), set[str]()
+        on_policy = on_policy and not (self.recorded and step)
         for epoch in range(rl.epochs):
             if policy_learns:
                 observed = observed_tokens(batch) if rl.observation.coef else None
@@ -146,7 +156,7 @@ class PolicyUpdates:
             scored = micro.mask | observed_tokens(micro) if coef else micro.mask
             found = score_tokens(
                 *(model, micro.token_ids, scored, rl.sampling.temperature),
-                states=models.states,
+                states=seen(models.states, micro),
                 entropy=True,
                 entropy_gradient=bool(rl.loss.entropy_coef),
                 vocabulary=self.algorithm.needs_vocabulary,
@@ -170,7 +180,8 @@ class PolicyUpdates:
             return sums["drift"] / max(sums["drift_units"], 1e-9) > limit
 
         skips = None if limit is None else drifted
-        return Update(agent.learner, models.plan_training(batch, agent.rows), loss, self.ledger.record, skips=skips)
+        plan, ledger = models.plan_training(batch, agent.rows), self.ledger
+        return Update(agent.learner, plan, loss, ledger.record, skips=skips, on_tokens_skipped=ledger.skip)
 
     def _differences(self, logprobs: Tensor, micro: TrajectoryBatch) -> dict[str, Tensor]:
         """How log-probabilities [b, T] of the step's first update differ from the engine's, and from those of an earlier training

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stages.algorithms.algorithm import Algorithm
+from stages.algorithms.parts.references import References
 from stages.algorithms.parts.reward import EpisodeRewards
 from stages.environments.protocol import Domain
 from stages.judging.episodes import candidate, gold_quality
@@ -44,6 +45,69 @@ def corrupted(chain: RewardChain, share: float, *key: object) -> RewardChain:
     return replace(chain, key_points=points)
 
 
+def cut(chain: RewardChain, most: int) -> RewardChain:
+    """The chain with key words of more than `most` words cut into parts of that many, without empty ones."""
+
+    def parts(keyword: str) -> list[str]:
+        words = keyword.split()
+        return [" ".join(words[start : start + most]) for start in range(0, len(words), most)] if len(words) > most else [keyword]
+
+    points = tuple(
+        tuple(tuple(part for word in keywords for part in parts(word)) for keywords in point) for point in chain.key_points
+    )
+    return replace(chain, key_points=points)
+
+
+def own_reward(chain: RewardChain, checks: StyleChecks) -> float:
+    """Mean of content and style of the best of the chain's own references; the content alone without demands on style."""
+    return max(
+        weighed(content_reward(chain, text), style_reward(chain, text, checks), chain, 0.5, 0.5) for text in chain.references
+    )
+
+
+def weighed(content: float, style: float, chain: RewardChain, content_weight: float, style_weight: float) -> float:
+    """content_weight * content + style_weight * style. A chain without demands on style gives their weight to the content, so
+    that its answers can earn as much as any."""
+    if not chain.styles and content_weight:
+        return (content_weight + style_weight) * content
+    return content_weight * content + style_weight * style
+
+
+class Chains:
+    """The reward chains of tasks, by the settings `params`: the domain's, or by rules from references."""
+
+    def __init__(self, domain: Domain, texts: ReferenceTexts, params: References) -> None:
+        self.domain, self.texts, self.params = domain, texts, params
+
+    def make(self, task: Task) -> RewardChain:
+        """Raises ValueError for a task without references."""
+        if hasattr(self.domain, "reward_chain"):
+            chain = self.domain.reward_chain(task)
+        else:
+            chain = extracted(self.texts.of(task, "references"))
+        return cut(chain, self.params.max_keyword_words)
+
+    def well_made(self, tasks: Sequence[Task]) -> list[Task]:
+        """The tasks whose references reach `references.least_own_reward`. Those without references stay; who needs them says so.
+        Raises ValueError if none is left."""
+        least, checks = self.params.least_own_reward, StyleChecks()
+        known = hasattr(self.domain, "reward_chain")
+        try:
+            kept = [
+                task
+                for task in tasks
+                if not least or not (known or self.texts.find(task)) or own_reward(self.make(task), checks) >= least
+            ]
+        finally:
+            checks.close()
+        if tasks and not kept:
+            raise ValueError(
+                f"rl.references.least_own_reward is {least:g}, and on none of the {len(tasks)} training tasks does a reference "
+                f"reach it; correct the domain's reward_chain or references, or lower it"
+            )
+        return kept
+
+
 class ReferenceRewards:
     """See stages.training.rl.scoring.EpisodeScorer. Rewards are pure functions of task and answer."""
 
@@ -51,7 +115,7 @@ class ReferenceRewards:
 
     def __init__(self, context: StageContext, algorithm: Algorithm, domain: Domain, tasks: Mapping[str, Task], seed: int) -> None:
         self.context, self.params, self.domain, self.tasks, self.seed = context, algorithm.rl.references, domain, tasks, seed
-        self.checks, self.texts = StyleChecks(), ReferenceTexts(context, domain)
+        self.checks, self.made = StyleChecks(), Chains(domain, ReferenceTexts(context, domain), self.params)
         self._chains: dict[str, RewardChain] = {}
         self._step, self._parts = -1, dict[str, dict[str, float]]()
         """Of the step's episodes: content, style, reward and what is reported."""
@@ -59,11 +123,7 @@ class ReferenceRewards:
     def chain(self, task: Task) -> RewardChain:
         """The task's chain. Raises ValueError for a task without references."""
         if task.task_id not in self._chains:
-            if hasattr(self.domain, "reward_chain"):
-                chain = self.domain.reward_chain(task)
-            else:
-                texts = self.texts.of(task, "references")
-                chain = extracted(texts)
+            chain = self.made.make(task)
             share = self.params.corrupted
             self._chains[task.task_id] = corrupted(chain, share, self.seed, task.task_id) if share else chain
         return self._chains[task.task_id]
@@ -86,7 +146,7 @@ class ReferenceRewards:
         if params.max_keyword_share is not None and stuffed > params.max_keyword_share:
             content = 0.0
         style = style_reward(chain, answer, self.checks)
-        reward = params.content_weight * content + params.style_weight * style
+        reward = weighed(content, style, chain, params.content_weight, params.style_weight)
         if params.length_penalty:
             reward -= params.length_penalty * length_penalty(length_ratio(chain, answer))
         parts = {"content": content, "style": style, "keyword_share": stuffed, "words": float(len(answer.split()))}

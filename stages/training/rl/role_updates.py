@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -42,17 +43,20 @@ def summed(updates: Sequence[Update]) -> Update:
             rows, mask = terms.trained
             yield replace(terms, trained=(rows + place * OFFSET, mask))
 
-    def trained(rows: Tensor, mask: Tensor) -> None:
-        tell = updates[place := int(rows[0]) // OFFSET].on_tokens_trained
-        assert tell is not None
-        tell(rows - place * OFFSET, mask)
+    def tell(rows: Tensor, mask: Tensor, skipped: bool) -> None:
+        update = updates[place := int(rows[0]) // OFFSET]
+        own = update.on_tokens_skipped if skipped else update.on_tokens_trained
+        assert own is not None
+        own(rows - place * OFFSET, mask)
 
     def skips(sums: Sums) -> bool:
         return any(update.skips(sums) for update in updates if update.skips is not None)
 
     micro_batches = [(place, micro) for place, update in enumerate(updates) for micro in update.micro_batches]
     limited = any(update.skips is not None for update in updates)
-    return Update(updates[0].learner, micro_batches, loss, trained, skips=skips if limited else None)
+    trained, skipped = partial(tell, skipped=False), partial(tell, skipped=True)
+    limit = skips if limited else None
+    return Update(updates[0].learner, micro_batches, loss, trained, skips=limit, on_tokens_skipped=skipped)
 
 
 def policy_sums(sums: Mapping[str, Sums]) -> Sums:
@@ -89,7 +93,8 @@ class RoleUpdates:
                 continue
             algorithm = self.algorithms[role]
             batch = self.models.annotate(algorithm.shape(trajectory_batch(found, algorithm.rl.loss.trains_evidence)), algorithm)
-            self.batches[role] = self.policy_updates[role].rescored(algorithm.prepare(batch), step, (*key, role))
+            batch = source.credited(role, algorithm.prepare(batch))
+            self.batches[role] = self.policy_updates[role].rescored(batch, step, (*key, role))
 
     def in_order(
         self, main: Callable[[bool], Iterator[Update]], source: TaskSource, step: int, key: Sequence[object]

@@ -1,7 +1,7 @@
 """The agents of a team in rl (`rl.team`): their weights on a shared base, their play, and who is trained on which rows.
 
-Members with weights of their own are twins of the start policy: under LoRA they share its frozen weights, so that each costs an
-adapter, its moments and a cache of the engine. The critic and the reference are the team's.
+Members with weights of their own are twins of the start policy: under LoRA they share its frozen weights and the engine, so that
+each costs an adapter and its moments. The critic and the reference are the team's.
 """
 
 from __future__ import annotations
@@ -17,15 +17,19 @@ from stages.agent.branching import Plan
 from stages.agent.chat import Chat
 from stages.agent.environment_pool import EnvironmentPool
 from stages.agent.policy import save_policy
+from stages.agent.prompts import load_prompt
 from stages.agent.rollout import Labels
 from stages.agent.team import AGENTS, write_team
 from stages.agent.team_play import collect_team
+from stages.agent.wrapped_engine import WrappedEngine
 from stages.algorithms.algorithm import Algorithm
 from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.parts.team_gae import TeamMoves, team_moves
+from stages.engine.adapter_view import share_base
 from stages.engine.adapters import CONFIG
 from stages.engine.engine import Engine, Sampling
 from stages.engine.local_engine import make_engine
+from stages.engine.torch_engine import TorchEngine
 from stages.records.episode import Episode
 from stages.training.common.adapters import adapted, save_adapters, twin
 from stages.training.common.loop import Learner, Sums
@@ -63,10 +67,18 @@ class Team:
     # ---- playing ------------------------------------------------------------------------------------------------------------
 
     def engines(self, engine: Engine, chat: Chat, width: int, max_length: int) -> dict[str, Engine]:
-        """An engine for each member's weights; `engine`: the acting member's."""
+        """Each member's; `engine`: the acting member's. It plays all members with the same weights and, if it is a torch engine,
+        those with adapters of their own on a shared base. Constraints are about actions, so that they bind the acting one."""
+        plain = engine.engine if isinstance(engine, WrappedEngine) else engine
         made: dict[str, Engine] = {}
         for role in self.roles[:-1]:
-            made[role] = make_engine(self.models[role].player, [chat.end_of_turn], width, max_length)
+            model = self.models[role].player
+            if self.learner(role) == POLICY:
+                made[role] = plain
+            elif isinstance(plain, TorchEngine) and share_base(plain.model, model):
+                made[role] = plain.beside(model)
+            else:
+                made[role] = make_engine(model, [chat.end_of_turn], width, max_length)
         return {**made, self.acting: engine}
 
     def player(
@@ -139,6 +151,11 @@ class Team:
             place is not None and acting.turns[place].action_key == turn.action_key
             for place, turn in zip(after, episode.turns, strict=True)
         ]
+
+    def report(self) -> dict[str, Any]:
+        """For the stage's report: the roles in their order, and the hashes of the files of prompts."""
+        names = sorted({member.prompt for member in self.params.members} - {""})
+        return {"team": {"roles": self.roles, "prompts": {name: load_prompt(name).sha256 for name in names}}}
 
     def save(self, folder: Path, domain: str, tokenizer: Any) -> None:
         """Write what playing the team needs to the folder of the acting member's weights, whose adapter has the same base."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,13 +20,19 @@ from stages.judging.fit_verifier import divided, fit, labelled_pairs, logged_pai
 from stages.judging.gap import GapMonitor
 from stages.judging.generative import GenerativeVerifier
 from stages.judging.verification import Verdict, contains, jaccard, last_line, verdict, zscores
-from stages.records.episode import Episode, read_episodes
+from stages.records.episode import Episode, read_episodes, read_tasks
 from stages.records.task import Task, opening
-from stages.seeding import stream
+from stages.seeding import permutation, stream
 from stages.training.rl.scoring import ReferenceTexts
 
 if TYPE_CHECKING:
     from stages.runtime.stage import StageContext
+
+
+def kept_for_fitting(task_ids: Iterable[str], share: float | None, seed: int) -> set[str]:
+    """The tasks that are left to fitting the verifier, this share of all; `rl` trains on the others."""
+    names = sorted(task_ids)
+    return set(permutation(names, "verifier.fit_tasks", seed)[: round((share or 0.0) * len(names))])
 
 
 class VerifiedRewards:
@@ -38,13 +44,17 @@ class VerifiedRewards:
         self.context, self.params, self.tasks, self.seed = context, algorithm.rl.verifier, tasks, seed
         self.texts, self.held_out = ReferenceTexts(context, domain), dict[str, float]()
         """held_out: what the fitted verifier does on tasks that it was not fitted on."""
-        self.verifier = self._make(device) if self.params.kind == "generative" else None
         self.domain, self.monitor = domain, GapMonitor(self.params.warn_gap, self.params.stop_gap)
+        curated = read_tasks(context.data / "curated" / str(context.domain) / "tasks.parquet", "train")
+        names = kept_for_fitting([task.task_id for task in curated], self.params.fit_share, seed)
+        self.kept = {task.task_id: task for task in curated if task.task_id in names}
+        self.verifier = self._make(device) if self.params.kind == "generative" else None
         self._step, self._scores = -1, dict[str, float]()
         """Of the step's episodes, by id, before they are normalised."""
 
     def _make(self, device: str) -> GenerativeVerifier:
-        """The verifier in `verifier.path`, or one fitted on the tasks' references."""
+        """The verifier in `verifier.path`, or one fitted on the references of the tasks that are kept for it, and measured on
+        those that rl trains on; without kept ones, fitted and measured on the latter, each task in one of the two."""
         from stages.agent.policy import load_policy
 
         params, longest = self.params, self.context.params.model.max_length
@@ -52,24 +62,29 @@ class VerifiedRewards:
         if params.path:
             return GenerativeVerifier(policy, params.labels, longest)
         verifier = GenerativeVerifier(replace(policy, model=copy.deepcopy(policy.model)), params.labels, longest)
-        questions = {name: self._question(task) for name, task in self.tasks.items()}
-        references = {name: self.texts.find(task) for name, task in self.tasks.items()}
+        tasks = {**self.kept, **self.tasks}
+        questions = {name: self._question(task) for name, task in tasks.items()}
+        references = {name: self.texts.find(task) for name, task in tasks.items()}
         if params.fit_on == "rollouts":
-            pairs = logged_pairs(questions, references, self._logged(), self.seed)
+            pairs = logged_pairs(questions, references, self._logged(tasks), self.seed)
         else:
-            pairs = labelled_pairs(questions, references, self.seed)
-        known, held = divided(pairs, self.seed)
+            wrong = {name: self.domain.mistakes(task) for name, task in tasks.items()} if hasattr(self.domain, "mistakes") else {}
+            pairs = labelled_pairs(questions, references, self.seed, wrong)
+        if self.kept:
+            known, held = ([pair for pair in pairs if (pair.task_id in self.kept) == fits] for fits in (True, False))
+        else:
+            known, held = divided(pairs, self.seed)
         with self.context.progress("fitting the verifier", 1, "model"):
             fit(verifier, known, params.fit_steps, params.fit_rate, self.seed)
         verifier.model.eval()
         self.held_out = measured(verifier, held)
         return verifier
 
-    def _logged(self) -> dict[str, list[tuple[str, bool]]]:
+    def _logged(self, tasks: Mapping[str, Task]) -> dict[str, list[tuple[str, bool]]]:
         """Answers of the stage rollout to the tasks, and whether the environment calls them successes."""
         found: dict[str, list[tuple[str, bool]]] = {}
         for episode in read_episodes(self.context.data / "rollouts" / str(self.context.domain) / "episodes.parquet"):
-            if episode.task_id in self.tasks:
+            if episode.task_id in tasks:
                 found.setdefault(episode.task_id, []).append((self._read(episode), bool(episode.success)))
         return found
 
@@ -96,7 +111,7 @@ class VerifiedRewards:
     def _verdict(self, task: Task, texts: Sequence[str], answer: str, name: str) -> Verdict:
         assert self.verifier is not None
         reference = stream("verifier.reference", self.seed, task.task_id).choice(texts)
-        ((right, wrong),) = self.verifier.probabilities([self.verifier.prompt_tokens(self._question(task), reference, answer)])
+        ((right, wrong),) = self.verifier.logprobs([self.verifier.prompt_tokens(self._question(task), reference, answer)])
         drawn = stream("verifier.drawn", self.seed, self._step, name).random()
         return verdict(right, wrong, float(drawn), self.params.renormalise)
 

@@ -20,7 +20,7 @@ from stages.training.common.ledger import Ledger
 from stages.training.common.loop import Job, Learner, Sums, Update, make_processes
 from stages.training.common.optimiser import make_optimiser, warmup_cosine
 from stages.training.common.processes import gather_full
-from stages.training.sft.hints import demonstration_hints, demonstration_instructions
+from stages.training.sft.hints import Specs, demonstration_hints, demonstration_instructions
 from stages.training.sft.settings import Sft
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class SftJob(Job):
     """Each step is one optimiser update over whole demonstrations; an epoch uses each once.
 
     `demonstrations` are given by split, train and valid. The validation loss is computed every `eval_every` steps and after the
-    last; `close` puts the best weights into `trained_model`.
+    last; `close` puts the best weights into `trained_model`. `specs`: of the tasks, for hints (`sft.guided`).
     """
 
     def __init__(
@@ -42,8 +42,10 @@ class SftJob(Job):
         chat: Chat,
         demonstrations: Mapping[str, Sequence[Episode]],
         team: Team | None = None,
+        specs: Specs | None = None,
     ) -> None:
         self.params: Sft = params.sft
+        self.specs = specs or {}
         self.seed, self.model = params.seed, model
         self.tokens_per_batch = params.resources.tokens_per_batch
         max_length = params.model.max_length
@@ -66,7 +68,7 @@ class SftJob(Job):
     def _added(self, demonstrations: Sequence[Episode]) -> tuple[list[str], list[str]]:
         """The hint and the instructions of each demonstration."""
         guided, instructed = self.params.guided, self.params.instructed
-        hints = demonstration_hints(demonstrations, guided, self.seed) if guided else []
+        hints = demonstration_hints(demonstrations, guided, self.seed, self.specs) if guided else []
         return hints, demonstration_instructions(demonstrations, instructed, self.seed) if instructed else []
 
     def updates(self, step: int) -> Iterator[Update]:

@@ -321,6 +321,7 @@ def test_every_stage_passes_model_thinking_to_chat() -> None:
         "stages/judging/generative.py",
         "stages/judging/local.py",
         "stages/pretraining/__main__.py",
+        "stages/serving/specialists.py",
     ]
 
 

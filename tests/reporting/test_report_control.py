@@ -60,9 +60,14 @@ def test_the_chapter_by_hand(full_run: tuple[Path, Params], tmp_path: Path) -> N
     assert isinstance(played, Table)
     assert isinstance(exact, Table)
     assert played.rows == [
-        ["sac", "Pendulum-v1", "-200 (-250 to -150)", "–", "-10.5 (-16.25 to 0.5)"],
-        ["dsac_t", "Pendulum-v1", "-100 (-120 to -90)", "0.875 (0.5 to 1) over sac", "–"],
+        ["Pendulum-v1", "sac", "−200 (−250 to −150)", "–", "−10.5 (−16.2 to 0.5)"],
+        ["Pendulum-v1", "dsac_t", "−100 (−120 to −90)", "0.875 (0.5 to 1) over sac", "–"],
     ]
+    alone = [{**one, "improvement": None} for one in summary(tmp_path)["methods"]]
+    section = control_section(replace(inputs, control={"methods": alone}))
+    assert section is not None
+    assert isinstance(section.blocks[0], Table)
+    assert section.blocks[0].header == ("task", "method", "end of runs", "over-estimation (range)")
     assert exact.rows == [["ravl", "reach", "return", "3.5"], ["ravl", "reach", "overestimation", "0.25 (0 to 0.5)"]]
     assert control_section in DETAILS
 

@@ -112,7 +112,7 @@ def test_broken_tests_are_distinguished_from_failures(any_sandbox: Sandbox) -> N
 
 def test_program_cannot_read_or_fake_its_tests(any_sandbox: Sandbox) -> None:
     """Contract: no reward for finding the expected values, for objects that equal everything, or for exiting early."""
-    hidden = Tests(("assert f(1) == 'a7c1'",))
+    hidden = Tests(("assert f(1) == 'q7w1'",))  # no hexadecimal digits, which addresses in a repr have
     search = """
 import gc, re, sys
 def f(x):
@@ -120,7 +120,7 @@ def f(x):
     while frame:
         seen += [repr(frame.f_locals), repr(frame.f_globals)]
         frame = frame.f_back
-    found = re.search('a7[a-z]1', ' '.join(seen))
+    found = re.search('q7[a-z]1', ' '.join(seen))
     return found.group() if found else None"""
     always = "class Any:\n    def __eq__(self, other): return True\ndef f(x): return Any()"
     text = "class Any(str):\n    def __eq__(self, other): return True\ndef f(x): return Any('b')"
@@ -137,7 +137,7 @@ def f(x): return 0"""
     for source in (search, always, text, leave, patch, forged):
         outcome = any_sandbox.run(Program(source, "f"), hidden)
         assert not outcome.passed, source
-    assert any_sandbox.run(Program("'a7c1'", "f", ("x",)), hidden).passed
+    assert any_sandbox.run(Program("'q7w1'", "f", ("x",)), hidden).passed
 
 
 def test_programs_do_not_affect_later_ones(sandbox: Sandbox) -> None:

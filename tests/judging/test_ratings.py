@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scipy.optimize import minimize
+from scipy.special import log_ndtr
 from scipy.stats import norm
 
 from stages.judging.ratings import Ratings, _terms, fit, win_counts
@@ -68,22 +69,21 @@ def test_agrees_with_evalica() -> None:
 def test_thurstone_agrees_with_a_search_that_knows_only_the_likelihood(ridge: float) -> None:
     """Strengths by Nelder and Mead's simplex on the likelihood alone; standard errors by its curvature in finite differences."""
     games = results(4, 60, seed=3)
+    one, other, score = (np.array(column) for column in zip(*games, strict=True))
 
     def loss(strengths: NDArray) -> float:
-        won = sum(
-            score * norm.logcdf(strengths[one] - strengths[other]) + (1 - score) * norm.logcdf(strengths[other] - strengths[one])
-            for one, other, score in games
-        )
-        return -won + ridge / 2 * float((strengths**2).sum())
+        ahead = strengths[one] - strengths[other]
+        won = score * log_ndtr(ahead) + (1 - score) * log_ndtr(-ahead)
+        return -float(won.sum()) + ridge / 2 * float((strengths**2).sum())
 
     best = minimize(loss, np.zeros(4), method="Nelder-Mead", options={"xatol": 1e-8, "fatol": 1e-12, "maxiter": 20_000}).x
     found = fit(win_counts(4, games), "thurstone", ridge)
     np.testing.assert_allclose(found.strengths, best, atol=1e-5)
     curvature, step = np.zeros((4, 4)), 1e-3 * np.eye(4)
-    for one in range(4):
-        for other in range(4):
-            ends = ((best + up * step[one] + right * step[other], up * right) for up in (1, -1) for right in (1, -1))
-            curvature[one, other] = sum(sign * loss(at) for at, sign in ends) / 4e-6
+    for row in range(4):
+        for column in range(4):
+            ends = ((best + up * step[row] + right * step[column], up * right) for up in (1, -1) for right in (1, -1))
+            curvature[row, column] = sum(sign * loss(at) for at, sign in ends) / 4e-6
     np.testing.assert_allclose(found.errors, np.sqrt(np.diagonal(np.linalg.inv(curvature))), rtol=1e-3)
 
 

@@ -49,6 +49,10 @@ SIZES: dict[str, Any] = {
 PER_DOMAIN = {"per_domain": {"briefing": {"environment": {}, "curate": {}, "rollout": {}, "annotate": {}, "rl": {}}}}
 
 
+LONG = ("arena_rl", "rlmt", "rlvrr")
+"""Methods whose mechanisms others here share; they run with --slow."""
+
+
 @pytest.fixture(scope="module")
 def base(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
     return Checkout.make(tmp_path_factory.mktemp("judged") / "run", source)
@@ -83,7 +87,7 @@ def stage(base: Checkout, name: str, params: Params) -> None:
     run(StageContext(name, None if name in ("sft", "evaluate", "report") else "briefing", params, base.root, Tracker()))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in METHODS])
 def test_method_runs_from_curate_to_the_report(base: Checkout, original: str, made: dict[str, str], method: str) -> None:
     """Contract: rl trains policy tokens and no others on rewards that the environment does not give, its history has the gold
     quality that no reward contained, judgments are stored beside the episodes, and the report has the chapter on judges."""

@@ -25,6 +25,8 @@ PROFILES = ("agent_rlvr", "inspo", "reseek", "router_r1", "ssp", "ssrl", "marft"
 """Files of profiles/methods, each named as the method that it sets."""
 VARIANTS = {**dict(zip(PROFILES, PROFILES, strict=True)), "marft_token": "marft", "echo": "", "opsd": "", "grpo": "ltl_spec"}
 """Method -> its profile; "": it needs no setting but its name. GRPO is the default run's, here under a constraint: ReAct."""
+LONG = ("marft_token", "opsd", "reseek", "router_r1", "ssrl")
+"""Methods whose mechanisms others here share; they run with --slow."""
 PLAY = {"sampling": {"max_tokens": 8}}
 RL = {**PLAY, "steps": 3, "tasks_per_step": 3, "group_size": 3}
 SIZES: dict[str, Any] = {
@@ -105,7 +107,7 @@ def plant_successes(root: Path) -> None:
     write_table(folder / "episodes.parquet", EPISODE_SCHEMA, rows)
 
 
-@pytest.mark.parametrize("method", VARIANTS)
+@pytest.mark.parametrize("method", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in VARIANTS])
 def test_method_trains_by_its_profile(base: Checkout, original: str, made: dict[str, str], method: str) -> None:
     """Contract: the rl stage of each runs on outputs of the stages before it, trains tokens of the policy and no others, and
     writes weights, a report and episodes."""

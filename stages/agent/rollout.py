@@ -48,6 +48,23 @@ def turn_key(labels: Labels, task_id: str, attempt: int, turn: int) -> int:
     return seeding.key64(labels.seed, labels.stream, task_id, attempt, turn)
 
 
+def new_episode(request: EpisodeRequest, sampling: Sampling, labels: Labels, role: str) -> Episode:
+    """The episode of a request before its first token, as `role` plays it."""
+    return Episode(
+        episode_id=request.episode_id,
+        task_id=request.task.task_id,
+        domain=request.task.domain,
+        group_id=request.group_id,
+        seed=labels.seed,
+        policy_hash=labels.policy_hash,
+        params_hash=labels.params_hash,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        role=role,
+    )
+
+
 def attempts(tasks: Iterable[Task], count: int, first: int = 0, role: str = "") -> list[EpisodeRequest]:
     """`count` requests per task, in one group each, numbered from `first`."""
     return [EpisodeRequest(task, first + index, task.task_id, role) for task in tasks for index in range(count)]
@@ -139,20 +156,7 @@ class Collector:
     # ---- in the engine's thread ---------------------------------------------------------------------------------------------
 
     def _new_play(self, request: EpisodeRequest) -> ActiveEpisode:
-        task, labels, sampling = request.task, self.labels, self.sampling
-        episode = Episode(
-            episode_id=request.episode_id,
-            task_id=task.task_id,
-            domain=task.domain,
-            group_id=request.group_id,
-            seed=labels.seed,
-            policy_hash=labels.policy_hash,
-            params_hash=labels.params_hash,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            role=request.role,
-        )
+        episode = new_episode(request, self.sampling, self.labels, request.role)
         play = ActiveEpisode(request, episode, self.pool.take(), conversations=self._most)
         if group := self._rounds.group(request):
             group.join(play)

@@ -15,7 +15,7 @@ from stages.agent.active_episode import ActiveEpisode, EpisodeRequest
 from stages.agent.arguments import argument_logprobs
 from stages.agent.chat import Chat
 from stages.agent.environment_pool import EnvironmentPool
-from stages.agent.rollout import Collector, Labels, turn_key
+from stages.agent.rollout import Collector, Labels, new_episode, turn_key
 from stages.agent.team import Conversation, Speaker
 from stages.engine.engine import Engine, Sampling, Turn
 from stages.environments.protocol import Observation, Step
@@ -80,21 +80,11 @@ class TeamCollector:
     # ---- what members read --------------------------------------------------------------------------------------------------
 
     def _seat(self, request: EpisodeRequest, member: Speaker, environment: object) -> Seat:
-        task, labels, acts = request.task, self.labels, member.role == self.acting
-        episode = Episode(
-            episode_id=request.episode_id if acts else f"{request.episode_id}/{member.role}",
-            task_id=task.task_id,
-            domain=task.domain,
-            group_id=request.group_id,
-            seed=labels.seed,
-            policy_hash=labels.policy_hash,
-            params_hash=labels.params_hash,
-            temperature=self.sampling.temperature,
-            top_p=self.sampling.top_p,
-            top_k=self.sampling.top_k,
-            role=member.role,
-            play=request.episode_id if len(self.team) > 1 else "",
-        )
+        episode = new_episode(request, self.sampling, self.labels, member.role)
+        if member.role != self.acting:
+            episode.episode_id += f"/{member.role}"
+        if len(self.team) > 1:
+            episode.play = request.episode_id
         return Seat(ActiveEpisode(request, episode, environment))  # type: ignore[arg-type]
 
     def _begin(self, requests: Sequence[EpisodeRequest]) -> list[Play]:

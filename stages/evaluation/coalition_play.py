@@ -17,7 +17,7 @@ from stages.agent.chat import Chat
 from stages.agent.environment_pool import EnvironmentPool
 from stages.agent.player import Player
 from stages.agent.recorded_engine import RecordedEngine
-from stages.agent.rollout import Labels, turn_key
+from stages.agent.rollout import Labels, new_episode, turn_key
 from stages.agent.team import StoredMember, StoredTeam
 from stages.agent.team_play import collect_team
 from stages.engine.engine import Engine, EngineSettings, Sampling, Turn
@@ -93,21 +93,9 @@ def play_coalition(
 
 def _silent(request: EpisodeRequest, role: str, sampling: Sampling, labels: Labels) -> Episode:
     """An episode in which nobody acts."""
-    return Episode(
-        episode_id=request.episode_id,
-        task_id=request.task.task_id,
-        domain=request.task.domain,
-        group_id=request.group_id,
-        seed=labels.seed,
-        policy_hash=labels.policy_hash,
-        params_hash=labels.params_hash,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        role=role,
-        truncated=True,
-        stop_reason=SILENT,
-    )
+    episode = new_episode(request, sampling, labels, role)
+    episode.truncated, episode.stop_reason = True, SILENT
+    return episode
 
 
 # ---- random: messages from another task -------------------------------------------------------------------------------------

@@ -38,3 +38,15 @@ def undisturbed(shared: Path, source: Path) -> Checkout:
 def done(undisturbed: Checkout, tmp_path: Path) -> Checkout:
     """A copy of the whole run that a test may change."""
     return undisturbed.copy(tmp_path / "copy")
+
+
+@pytest.fixture(scope="module")
+def original(base: Checkout) -> str:
+    """params.yaml of `base`, a checkout that a module shares between its tests."""
+    return (base.root / "params.yaml").read_text()
+
+
+@pytest.fixture(scope="module")
+def made() -> dict[str, str]:
+    """Stage -> the settings that its outputs in `base` are of: tests that agree in them share the outputs."""
+    return {}

@@ -58,18 +58,6 @@ def base(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
     return Checkout.make(tmp_path_factory.mktemp("judged") / "run", source)
 
 
-@pytest.fixture(scope="module")
-def original(base: Checkout) -> str:
-    """The tiny run's params.yaml."""
-    return (base.root / "params.yaml").read_text()
-
-
-@pytest.fixture(scope="module")
-def made() -> dict[str, str]:
-    """Stage -> the settings that its outputs in `base` are of: methods that agree in them share the outputs."""
-    return {}
-
-
 def method_params(base: Checkout, original: str, method: str) -> Params:
     path = base.root / "params.yaml"
     path.write_text(original)

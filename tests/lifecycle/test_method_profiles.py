@@ -56,18 +56,6 @@ def base(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
     return checkout
 
 
-@pytest.fixture(scope="module")
-def original(base: Checkout) -> str:
-    """The tiny run's params.yaml."""
-    return (base.root / "params.yaml").read_text()
-
-
-@pytest.fixture(scope="module")
-def made() -> dict[str, str]:
-    """Stage -> the settings that its outputs in `base` are of: variants that agree in them share the outputs."""
-    return {}
-
-
 def variant(base: Checkout, original: str, method: str) -> Params:
     path = base.root / "params.yaml"
     path.write_text(original)

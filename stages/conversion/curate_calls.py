@@ -92,7 +92,8 @@ def curated(calls: Sequence[Call], settings: CurateCalls, masker: Masker, seed: 
     unique = without_duplicates(masked, settings.dedup_jaccard)
     counts["duplicate"] = len(masked) - len(unique)
     parts: dict[str, list[Call]] = {name: [] for name, _ in PARTS}
-    for call in sorted(unique, key=lambda call: not call.get("fallback")):
+    # Those of valid and test are no matter of choice: the rates measured on them are to be those of all calls.
+    for call in sorted(unique, key=lambda call: part_of(call["trace"], seed) == "train" and not call.get("fallback")):
         part = part_of(call["trace"], seed)
         confirmed = call["provenance"] in CONFIRMED and (call["outcome"] == 1 or settings.keep_outcome == "all")
         if part == "train" and not confirmed:

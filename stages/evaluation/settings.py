@@ -84,6 +84,8 @@ class Attribution(Section):
             return f"players names {unknown[0]}, which is no role of rl.team: {', '.join(known)}"
         if large := next((roles for roles in together.values() if len(self.players_of(roles)) > MOST_PLAYERS), None):
             return f"plays 2^n coalitions, too many of {len(large)} players: name at most {MOST_PLAYERS} in players"
+        if any(len(self.players_of(roles)) == 1 for roles in together.values()):
+            return "has one player in a team, whose contribution is all of the gain: name two or more in players, or none"
         return None
 
 

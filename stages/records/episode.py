@@ -190,11 +190,14 @@ def conversations(played: Iterable[Episode]) -> list[Episode]:
 
 
 def joined(rows: Iterable[Episode]) -> list[Episode]:
-    """Episodes as a table has them, with the forks of each play where they were when it was played, sorted by id."""
+    """Episodes as a table has them, with the forks of each play where they were when it was played, sorted by id. Raises
+    ValueError for a fork whose play is missing."""
     found = sorted(rows, key=lambda episode: episode.episode_id)
     leads = {episode.episode_id: episode for episode in found if episode.play in ("", episode.episode_id)}
     for episode in found:
         if episode.episode_id not in leads:
+            if episode.play not in leads:
+                raise ValueError(f"episode {episode.episode_id} is of the play {episode.play}, which the table lacks")
             leads[episode.play].forks.append(episode)
     return list(leads.values())
 

@@ -62,9 +62,10 @@ def _sync_tree(path: Path) -> None:
 
 def _share(folder: Path) -> None:
     """Let those read the files in `folder` who may read the folder: some libraries make files for their owner alone."""
+    readers = folder.stat().st_mode & 0o444
     for path in folder.rglob("*"):
         if path.is_file() and not path.is_symlink():
-            path.chmod(path.stat().st_mode | (folder.stat().st_mode & 0o444))
+            path.chmod(path.stat().st_mode | readers)
 
 
 @contextmanager

@@ -66,6 +66,7 @@ class Recording:
             read_recording(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(path, os.O_APPEND | os.O_CREAT, 0o600))
+        path.chmod(0o600)
 
     def _write(self, rows: Sequence[Mapping[str, Any]]) -> None:
         lines = [json.dumps({"version": VERSION, **row}, ensure_ascii=False, sort_keys=True) + "\n" for row in rows]

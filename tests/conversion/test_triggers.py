@@ -104,6 +104,13 @@ def test_calls_that_fell_back_are_taken_first():
     marked = [{**call, "fallback": CONFIDENCE if call["trace"] in hard else ""} for call in calls]
     cut = curated(marked, CurateCalls(max_examples=5), masker, 0).parts["train"]
     assert [call["trace"] for call in cut] == [whole[place]["trace"] for place in (0, 1, 5, 20, 25)]
+    for part in ("valid", "test"):  # rates are measured on them
+        held_out = curated(calls, CurateCalls(), masker, 0).parts[part]
+        hard |= {held_out[-1]["trace"]}
+        again = [{**call, "fallback": CONFIDENCE if call["trace"] in hard else ""} for call in calls]
+        kept = curated(again, CurateCalls(max_examples=2), masker, 0).parts[part]
+        assert len(held_out) > 2
+        assert [call["trace"] for call in kept] == [call["trace"] for call in held_out[:2]]
     plain = curated(calls, CurateCalls(max_examples=5), masker, 0).parts["train"]
     assert [call["trace"] for call in plain] == [call["trace"] for call in whole[:5]]
     assert [call["trace"] for call in curated(marked, CurateCalls(), masker, 0).parts["train"]] == [c["trace"] for c in whole]

@@ -227,6 +227,7 @@ def test_teams_without_players_are_refused_by_name(curated: Path, tiny_policy: P
         ({}, {}, "evaluate.attribution has no effect without a team of at least two: list rl.team.members"),
         ({"algorithm": "marft"}, {"players": ["chef"]}, "names chef, which is no role of rl.team: planner, solver"),
         ({"algorithm": "marft"}, {"players": ["planner", "planner"]}, "names a role twice"),
+        ({"algorithm": "marft"}, {"players": ["planner"]}, "has one player in a team"),
     ):
         with pytest.raises(ParamsError, match=message.replace(".", r"\.")):
             parse_params({**PARAMS, "rl": rl, "evaluate": {"attribution": attribution}})

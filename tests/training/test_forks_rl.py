@@ -10,9 +10,13 @@ import pytest
 from environments.agents import SHORTENED, SUB_AGENT, write_agent
 
 from stages import rl
+from stages.agent.active_episode import EpisodeRequest
+from stages.agent.rollout import Labels, new_episode
+from stages.engine.engine import Sampling
 from stages.environments.outside_agent import OutsideAgentEnvironment
-from stages.records.episode import Owner, read_rows, read_tasks, write_tasks
+from stages.records.episode import Episode, Owner, joined, read_rows, read_tasks, write_tasks
 from stages.records.task import Task
+from stages.training.rl.forks import check_scored
 from training.toys import SHORT_RUN, run
 
 
@@ -59,3 +63,21 @@ def test_all_conversations_are_trained_with_the_plays_advantage(make_context, mo
         assert (value > 0) == (row["reward"] > mean)
     written = read_rows(context.root / "data/rl/toy/samples.parquet", ["owner"])
     assert report["ledger/policy_tokens_trained"] == sum(row["owner"].count(int(Owner.POLICY)) for row in written)
+
+
+def _episode(name: str, play: str = "") -> Episode:
+    task = Task(task_id=name[0], domain="toy", prompt="", split="train", cluster="", seed=0, difficulty=1.0, spec={})
+    episode = new_episode(EpisodeRequest(task, 0, task.task_id), Sampling(), Labels(0), "")
+    episode.episode_id, episode.play = name, play
+    return episode
+
+
+def test_forks_without_their_play_and_scores_of_forks_are_refused() -> None:
+    """Contract: a table that lacks a play's first conversation is named, and so is a fork that a scorer would take for a play."""
+    lead, fork = _episode("a/0", play="a/0"), _episode("a/0/1", play="a/0")
+    assert joined([fork, lead]) == [lead]
+    with pytest.raises(ValueError, match="episode a/0/1 is a further conversation of a play"):
+        check_scored([lead])
+    check_scored([_episode("b/0")])
+    with pytest.raises(ValueError, match="episode a/0/1 is of the play a/0, which the table lacks"):
+        joined([fork])

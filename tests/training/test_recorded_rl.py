@@ -169,6 +169,9 @@ def test_episodes_of_another_policy_or_sampling_are_refused_by_name(recorded: Ca
     context = recorded("refused", tasks_per_step=5)
     with pytest.raises(ValueError, match=r"rl\.tasks_per_step is 5, but .* have only 4 tasks with 2 recorded plays or more"):
         rl.run(context)
+    twice = {"tasks": {"source": "recorded", "settings": {"files": [FILE, FILE]}}}
+    with pytest.raises(ValueError, match=r"episode .* is in two files; make one table of all recordings"):
+        rl.run(recorded("refused", **twice))
     context = recorded("refused")
     episodes = read_episodes(context.root / FILE)
     for episode in episodes:

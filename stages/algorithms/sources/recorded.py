@@ -47,11 +47,15 @@ class Recorded(TaskSource):
         super().__init__(inputs)
         settings: RecordedSettings = inputs.rl.tasks.settings
         groups: dict[str, list[Episode]] = {}
+        seen = set[str]()
         for name in settings.files:
             if not (inputs.root / name).exists():
                 raise ValueError(f"rl.tasks.settings.files: {name} does not exist; python -m stages.serving.episodes makes it")
             for episode in joined(read_episodes(inputs.root / name)):
                 self._check(episode, name)
+                if episode.episode_id in seen:
+                    raise ValueError(f"{name}: episode {episode.episode_id} is in two files; make one table of all recordings")
+                seen.add(episode.episode_id)
                 groups.setdefault(episode.task_id, []).append(episode)
         # A baseline over a group needs others to compare with.
         least = 2 if inputs.rl.group_size > 1 else 1

@@ -36,7 +36,11 @@ def contributions_section(inputs: Inputs) -> Section | None:
     import pandas as pd
 
     blocks = merge_blocks(inputs, pd.DataFrame(list(inputs.outcomes)))
-    teams = [name for name in inputs.evaluation["models"] if any(coalition_of(row["model"], name) for row in inputs.coalitions)]
+    teams = [
+        name
+        for name in inputs.evaluation["models"]
+        if any(coalition_of(row["model"], name) is not None for row in inputs.coalitions)
+    ]
     frame = pd.DataFrame([*inputs.outcomes, *inputs.coalitions])
     for team in teams:
         blocks += team_blocks(inputs, frame, team)

@@ -24,3 +24,12 @@ def with_plays(batch: TrajectoryBatch, episodes: Sequence[Episode]) -> Trajector
     return batch.with_extra(Plays(torch.tensor([numbers[name] for name in names]), torch.tensor(leads))).with_metrics(
         forks=float(forks)
     )
+
+
+def check_scored(played: Sequence[Episode]) -> None:
+    """Raise ValueError if a reward that scores texts meets a play of several conversations, whose outcome they share."""
+    if forks := forks_of(played):
+        raise ValueError(
+            f"episode {forks[0].episode_id} is a further conversation of a play, and rl.reward.kind scores each text on its own; "
+            "set rl.reward.kind to environment"
+        )

@@ -36,7 +36,7 @@ from stages.training.common.loop import Sums, Update
 from stages.training.common.processes import Processes
 from stages.training.rl.curriculum import make_source
 from stages.training.rl.demonstrations import ExternalEpisodes
-from stages.training.rl.forks import with_plays
+from stages.training.rl.forks import check_scored, with_plays
 from stages.training.rl.imitation import SelfImitation
 from stages.training.rl.job import History, RlJob, distinct_endings, entropy_rise, episode_rows, steps_budget, window_means
 from stages.training.rl.models import Models, make_learners
@@ -232,6 +232,7 @@ class OnlineJob(RlJob):
         batch = with_plays(trajectory_batch(episodes, self.rl.loss.trains_evidence), episodes)
         batch = batch if self.team is None else self.team.with_moves(batch, episodes)
         if self.scorer is not None:
+            check_scored(self.played)
             batch = batch.with_extra(self.scorer.score(episodes, self.greedy, step))
         batch, demonstrated = self.algorithm.shape(batch), float(len(self.external) - len(forks_of(self.played)))
         return batch if self.demonstrations is None else batch.with_metrics(external_episodes=demonstrated)

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from stages.constraints.formula import SpecError, spec_text
+from stages.constraints.formula import SpecError
 from stages.constraints.monitor import Position
 from stages.constraints.transcript import Reading
 
@@ -35,12 +35,12 @@ def _source(kind: str, spec: str, text: str) -> str:
 
 class GrammarRules:
     """The rules of `kind` regex, json_schema or grammar. Each turn stands alone: positions are always (). text: the
-    specification's, by default that of the file `spec`. Raises SpecError for a grammar that llguidance does not accept."""
+    specification's. Raises SpecError for a grammar that llguidance does not accept."""
 
     start: Position = ()
 
-    def __init__(self, kind: str, spec: str, text: str | None = None) -> None:
-        self.kind, self.spec, self.text = kind, spec, spec_text(kind, spec) if text is None else text
+    def __init__(self, kind: str, spec: str, text: str) -> None:
+        self.kind, self.spec, self.text = kind, spec, text
         self.source = _source(kind, spec, self.text)
         self._bytes: Any = None
         if problem := self.matcher().get_error():

@@ -8,13 +8,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import ValidationError
 
 from stages.records.episode import write_json
 from stages.runtime.parent import die_with_parent
 from stages.runtime.stage import BAD_PARAMETERS, FAILED
-from stages.runtime.validation import ParamsError, Section, explain
+from stages.runtime.validation import ParamsError, Section, explain, parse_yaml
 
 S = TypeVar("S", bound=Section)
 REFUSED: tuple[type[Exception], ...] = (ParamsError, ModuleNotFoundError)
@@ -67,6 +66,6 @@ def one_run(
 def _values(path: Path) -> Any:
     """What a YAML file holds. Raises ParamsError if it can't be read."""
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        return parse_yaml(path.read_bytes(), path, may_be_empty=True)
+    except OSError as error:
         raise ParamsError(f"--settings {path}: {error}") from error

@@ -68,4 +68,4 @@ def test_a_file_that_is_no_yaml_is_named(
     file.write_text("critics: [1\n")
     monkeypatch.setattr(sys, "argv", ["ravl", "--settings", str(file), "--result", str(tmp_path / "result.json")])
     assert ravl.main() == 2
-    assert f"control: --settings {file}: while parsing a flow sequence" in capsys.readouterr().err
+    assert f"control: {file} is not valid YAML: while parsing a flow sequence" in capsys.readouterr().err

@@ -1,5 +1,5 @@
 """How long the lane's last runs took in this checkout. Times are in .bellwether/costs (stages/runtime/costs.py), outside of DVC's
-outputs, which must not depend on them; MLflow has them, too (control/seconds)."""
+outputs, which must not depend on them; MLflow has those of methods, too (control/seconds)."""
 
 from __future__ import annotations
 

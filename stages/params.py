@@ -256,8 +256,7 @@ def check_selectors(params: Params, source: str) -> None:
             (key,) = ENVIRONMENTS[selector]
             raise ParamsError(
                 f"{source}: evaluate.models: {model} plays with {key}: {ENVIRONMENTS[selector][key]}, and none of "
-                f"{', '.join(params.domains)} has a setting {key}: add search to domains, or leave it "
-                f"out"
+                f"{', '.join(params.domains)} has a setting {key}: add search to domains, or leave it out"
             )
         if selector in lacking:
             raise ParamsError(f"{source}: evaluate.models: {model} needs {lacking[selector]}")

@@ -215,7 +215,7 @@ _TURN = pa.struct(
         ("end", pa.int32()),
     ]
 )
-_MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
+MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 EPISODE_SCHEMA = pa.schema(
     [
         ("episode_id", pa.string()),
@@ -238,7 +238,7 @@ EPISODE_SCHEMA = pa.schema(
         ("terminated", pa.bool_()),
         ("truncated", pa.bool_()),
         ("stop_reason", pa.string()),
-        ("messages", _MESSAGES),
+        ("messages", MESSAGES),
         ("parent", pa.string()),
         ("inherited", pa.int32()),
     ]

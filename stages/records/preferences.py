@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-_MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
+from stages.records.episode import MESSAGES
+
 PREFERENCE_SCHEMA = pa.schema(
     [
         ("pair_id", pa.string()),
         ("task_id", pa.string()),
-        ("prompt", _MESSAGES),
-        ("chosen", _MESSAGES),
-        ("rejected", _MESSAGES),
+        ("prompt", MESSAGES),
+        ("chosen", MESSAGES),
+        ("rejected", MESSAGES),
         ("chosen_value", pa.float64()),
         ("rejected_value", pa.float64()),
         ("weight", pa.float64()),

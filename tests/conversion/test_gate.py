@@ -36,19 +36,13 @@ def specialised(policy: Path, root: Path, parts: dict[str, list[dict[str, Any]]]
 
 
 @pytest.mark.parametrize(
-    ("fields", "why"),
-    [
-        ({"outcome": None}, NO_CALL),
-        ({"outcome": 1, "provenance": "specialist 0"}, NO_CALL),
-        ({"outcome": 0}, NO_CALL),
-        ({"outcome": 1}, NO_CALL),
-    ],
+    "fields", [{"outcome": None}, {"outcome": 1, "provenance": "specialist 0"}, {"outcome": 0}, {"outcome": 1}]
 )
-def test_wrong_answers_are_not_promoted(tiny_policy: Path, tmp_path: Path, fields: dict[str, Any], why: str):
+def test_wrong_answers_are_not_promoted(tiny_policy: Path, tmp_path: Path, fields: dict[str, Any]):
     """Contract: a specialist whose every answer differs from the large model's is refused, whatever was reported: unknown
-    outcomes and a specialist's own answers are no evidence, and where the large model is wrong too, both tie."""
+    outcomes, a specialist's own answers and ties with a wrong large model are no evidence."""
     done, row = specialised(tiny_policy, tmp_path, parts_of(response="wish 7", **fields))
-    assert (done, row["why"]) == (False, why)
+    assert (done, row["why"]) == (False, NO_CALL)
     assert row["candidates"]["tiny"]["score"] == 0.0
 
 

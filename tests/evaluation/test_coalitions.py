@@ -22,7 +22,7 @@ from stages.engine.engine import EngineSettings, Sampling, Turn
 from stages.evaluation.coalition_play import Reciter, drawn_voices, voiced_by
 from stages.evaluation.coalitions import coalition_jobs, splits
 from stages.evaluation.panels import Job, Settings, jobs_of, load_panels, play, unload
-from stages.evaluation.replaced import Replaced, coalition_name, coalition_of
+from stages.evaluation.replaced import coalition_name, coalition_of
 from stages.evaluation.settings import Attribution
 from stages.params import parse_params
 from stages.records.episode import read_rows
@@ -161,7 +161,13 @@ def test_another_members_message_has_its_weights_and_its_view() -> None:
     drawn = drawn_voices(team, ["critic"], requests, Labels(0))
     assert {voices: len(of) for voices, of in drawn.items()}.keys() == {("planner",), ("solver",)}
     assert all(70 < len(of) < 130 for of in drawn.values())
-    assert drawn_voices(team, ["critic"], requests[:100], Labels(0)).keys() == drawn.keys()
+    whose = {request.task.task_id: voices for voices, of in drawn.items() for request in of}
+    again = {
+        request.task.task_id: voices
+        for voices, of in drawn_voices(team, ["critic"], requests[:100], Labels(0)).items()
+        for request in of
+    }
+    assert again == {f"t{index}": whose[f"t{index}"] for index in range(100)}
 
 
 def test_random_players_play_the_panel(curated: Path, team: Path) -> None:
@@ -234,4 +240,3 @@ def test_teams_without_players_are_refused_by_name(curated: Path, tiny_policy: P
     large = {"search": [f"m{index}" for index in range(9)]}
     assert "too many of 9 players: name at most 8" in str(Attribution().problem(large))
     assert Attribution(players=["m0", "m1"]).problem(large) is None
-    assert Replaced(("planner",), "noop") != Replaced(("planner",), "random_player")

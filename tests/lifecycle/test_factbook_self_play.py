@@ -16,7 +16,7 @@ from stages.records.episode import read_rows
 from stages.runtime.overlay import overlaid, write_params
 from stages.runtime.stage import StageContext
 
-pytestmark = [pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 LENGTH = 4096
 """Room for the tiny tokenizer, which knows few words."""
 SIZES: dict[str, Any] = {

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from checkout import Checkout
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.long(13)]
+pytestmark = [pytest.mark.timeout(900)]
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ PROFILES = ("agent_rlvr", "inspo", "reseek", "router_r1", "ssp", "ssrl", "marft"
 """Files of profiles/methods, each named as the method that it sets."""
 VARIANTS = {**dict(zip(PROFILES, PROFILES, strict=True)), "marft_token": "marft", "echo": "", "opsd": "", "grpo": "ltl_spec"}
 """Method -> its profile; "": it needs no setting but its name. GRPO is the default run's, here under a constraint: ReAct."""
-LONG = ("marft_token", "opsd", "reseek", "router_r1", "ssrl")
+LONG = ("echo", "marft_token", "opsd", "reseek", "router_r1", "ssrl")
 """Methods whose mechanisms others here share; they run with --slow."""
 PLAY = {"sampling": {"max_tokens": 8}}
 RL = {**PLAY, "steps": 3, "tasks_per_step": 3, "group_size": 3}

@@ -10,7 +10,7 @@ from checkout import Checkout
 from tests.fuzz.kills import FinishedRun, attempt
 from tests.fuzz.outcomes import LOST
 
-pytestmark = [pytest.mark.timeout(3600), pytest.mark.long(12)]
+pytestmark = [pytest.mark.timeout(3600)]
 
 
 def kills(checkout: Checkout, stages: list[str], count: int) -> list[str]:

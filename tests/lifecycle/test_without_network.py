@@ -19,7 +19,6 @@ def can_unshare_network() -> bool:
 
 pytestmark = [
     pytest.mark.timeout(1800),
-    pytest.mark.long(11),
     pytest.mark.skipif(not can_unshare_network(), reason="`unshare --net` is not permitted here"),
 ]
 

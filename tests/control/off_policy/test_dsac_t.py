@@ -8,11 +8,12 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from stages.control.off_policy.agent import Agent
-from stages.control.off_policy.replay import Transitions
+from stages.control.off_policy.replay import Replay, Transitions
 from stages.control.off_policy.settings import OffPolicy
 from stages.records.sections import params_hash
 from stages.values import gaussian as dsac_t
-from stages.values.settings import GaussianCritic
+from stages.values.ensemble import Ensemble
+from stages.values.settings import GaussianCritic, ReturnDistribution
 
 
 def gradients(
@@ -112,9 +113,83 @@ def test_divisors_and_the_range_of_the_scale_are_settings() -> None:
     assert (by_mean, by_spread) == pytest.approx((-1 / 0.5, (0.25 - 4) / 0.375), rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("values", "by_mean", "by_spread"),
+    [
+        ({"scaled": "mean"}, -0.25 / 0.35, (0.25 - 1.125) / 0.6),
+        ({"scale_eps": 0.05}, -0.3 / 0.35, 0.3 / 0.35 * (0.25 - 1.125) / 0.6),
+        ({"scale_of": "variance"}, -0.28 / 0.35, 0.28 / 0.35 * (0.25 - 1.125) / 0.6),
+        ({"scale_of": "variance", "scale_eps": 0.07, "scaled": "mean"}, -1.0, (0.25 - 1.125) / 0.6),
+    ],
+)
+def test_other_forms_of_the_scale_by_hand(values: dict[str, object], by_mean: float, by_spread: float) -> None:
+    """Q 1, s 0.5, b 0.5, E s^2 0.28; the sample is clipped at 2.5 in all, since the bound follows b."""
+    settings = GaussianCritic.model_validate(values)
+    mean, spread = torch.tensor([[1.0]], requires_grad=True), torch.tensor([[0.5]], requires_grad=True)
+    square = torch.tensor([0.28]) if settings.scale_of == "variance" else None
+    targets = torch.tensor([2.0]), torch.tensor([4.0]), torch.tensor([0.5])
+    loss = dsac_t.critic_loss(mean, spread, *targets, settings, square)
+    found = [float(one) for one in torch.autograd.grad(loss, (mean, spread))]
+    assert found == pytest.approx([by_mean, by_spread], rel=1e-5)
+
+
+def test_the_running_variance_is_the_mean_of_squares() -> None:
+    """It begins with the first batch's mean of s^2, at least the square of the mean of s, and is in the state that is saved."""
+    torch.manual_seed(0)
+    settings = {"width": 8, "critic": "gaussian", "gaussian": {"scale_of": "variance", "spread_rate": 0.5}}
+    agent, data = Agent(OffPolicy.model_validate(settings), 3, 1), transitions(32, 0.0)
+
+    def squares() -> Tensor:
+        with torch.no_grad():
+            return dsac_t.distribution(agent.critics(torch.cat([data.observation, data.action], -1)))[1].square().mean(1)
+
+    first = squares()
+    agent.update(data, torch.Generator().manual_seed(0))
+    assert torch.allclose(agent.square, first)
+    second = squares()
+    agent.update(data, torch.Generator().manual_seed(0))
+    assert torch.allclose(agent.square, (first + second) / 2)
+    assert (agent.square >= agent.running**2).all()
+    assert "square" in agent.state_dict()
+    assert "square" not in Agent(OffPolicy(width=8, critic="gaussian"), 3, 1).state_dict()
+
+
+def test_rounds_of_updates_are_so_many_steps_apart() -> None:
+    """Two updates per step of two environments: four after every sixth step."""
+    agent = Agent(
+        OffPolicy(width=8, environments=2, evaluate_every=12, steps=12, warm_up=2, update_every=6, updates_per_step=2), 3, 1
+    )
+    replay = Replay(4, 3, 1)
+    replay.add(transitions(4, 0.0))
+    assert [agent.stepped(replay, steps) for steps in (2, 4, 6, 8, 10, 12)] == [0, 0, 4, 0, 0, 4]
+
+
+def test_the_policys_spread_has_a_range() -> None:
+    torch.manual_seed(0)
+    agent = Agent(OffPolicy(width=8, log_std_range=[-20.0, 0.5]), 3, 1)
+    with torch.no_grad():
+        agent.policy.network.biases[-1][..., 1] = 30.0
+        found = agent.policy(torch.zeros(1, 3))[1].tolist()
+        agent.policy.network.biases[-1][..., 1] = -30.0
+        assert (found, agent.policy(torch.zeros(1, 3))[1].tolist()) == ([[0.5]], [[-20.0]])
+
+
+def test_gelu_by_hand() -> None:
+    """x Phi(x) at 1, times a weight of 2."""
+    torch.manual_seed(0)
+    network = Ensemble(1, 1, 1, 1, 1, "gelu")
+    with torch.no_grad():
+        for weights, value in zip(network.weights, (1.0, 2.0), strict=True):
+            weights.fill_(value)
+        for biases in network.biases:
+            biases.zero_()
+        assert network(torch.ones(1, 1)).item() == pytest.approx(2 * 0.8413447, abs=1e-6)
+
+
 def test_added_settings_change_no_hash() -> None:
     values = GaussianCritic().model_dump(mode="json")
-    assert params_hash(values) == params_hash({key: values[key] for key in values if key not in ("std_eps", "ratio_range")})
+    added = ("std_eps", "ratio_range", "scale_of", "scale_eps", "scaled")
+    assert params_hash(values) == params_hash({key: values[key] for key in values if key not in added})
     assert params_hash(values | {"std_eps": 0.2}) != params_hash(values)
 
 
@@ -125,11 +200,31 @@ def test_added_settings_change_no_hash() -> None:
         ({"ratio_range": [1.0]}, "at least 2 items"),
         ({"ratio_range": [0.1, 5.0], "adjusted": False}, "ratio_range has no effect with adjusted: false"),
         ({"std_eps": 0.0}, "greater than 0"),
+        ({"scaled": "mean", "adjusted": False}, "scaled has no effect with adjusted: false"),
+        ({"scale_of": "range"}, "Input should be 'spread' or 'variance'"),
     ],
 )
 def test_bad_settings_are_refused(values: dict[str, object], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         GaussianCritic.model_validate(values)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"environments": 2, "update_every": 5}, "update_every 5 must be a multiple of environments 2"),
+        ({"log_std_range": [0.5, 0.5]}, "the first must be below the second"),
+        ({"activation": "elu"}, "Input should be 'relu'"),
+    ],
+)
+def test_bad_settings_of_the_agent_are_refused(values: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        OffPolicy.model_validate(values)
+
+
+def test_the_critics_of_rl_keep_no_mean_of_squares() -> None:
+    with pytest.raises(ValidationError, match=r"scale_of: variance needs the running mean of the spread's square"):
+        ReturnDistribution.model_validate({"scale_of": "variance"})
 
 
 def transitions(count: int, terminated: float) -> Transitions:

@@ -38,11 +38,13 @@ def test_the_edge_is_the_last_successor_alone() -> None:
 
 
 def test_one_target_by_hand() -> None:
-    """The next state is never trained: its members' values 1, 3, 2 are combined to 1 or 2, r is -1 and gamma 0.99."""
+    """The next state is never trained: its members' values 1, 3, 2 are combined to 1 or 2, or to 4 / 3, the mean over the pairs'
+    smaller values 1, 1 and 2; r is -1 and gamma 0.99."""
     one_step = Rollouts(np.array([[0]]), np.array([[1]]), np.array([[1]]))
     values = np.zeros((3, 2, 2))
     values[:, 1] = np.array([1.0, 3.0, 2.0])[:, None]
-    for aggregate, expected in (("min", -1 + 0.99 * 1.0), ("mean", -1 + 0.99 * 2.0)):
+    for aggregate, ahead in (("min", 1.0), ("mean", 2.0), ("min_of_2", (1.0 + 1.0 + 2.0) / 3)):
+        expected = -1 + 0.99 * ahead
         settings = Reach(states=2, goal=0, covered=1, penalty=1.0, gamma=0.99, critics=3, aggregate=aggregate)
         assert learn(settings, one_step, values)[0, 1] == pytest.approx(expected)
 
@@ -63,6 +65,24 @@ def test_an_error_at_the_edge_reaches_back() -> None:
 def test_pessimism_where_there_are_no_data(critics: int, expected: float) -> None:
     values = first_values(Reach(critics=critics, spread=1.0, states=10_000))
     assert combined(values, "min").mean() == pytest.approx(expected, abs=0.02)
+
+
+@pytest.mark.parametrize("critics", [2, 10])
+def test_the_smaller_of_two_members_is_as_pessimistic_as_two_critics(critics: int) -> None:
+    """Whatever the number of members: -0.564 on average, and with two of them the minimum itself."""
+    values = first_values(Reach(critics=critics, spread=1.0, states=10_000))
+    assert combined(values, "min_of_2").mean() == pytest.approx(-0.564, abs=0.02)
+    pairs = [np.minimum(values[one], values[other]) for one in range(critics) for other in range(one)]
+    assert np.allclose(combined(values, "min_of_2"), np.mean(pairs, 0))
+
+
+def test_critics_differ_at_the_edge_alone() -> None:
+    """What is trained has the same target for all; state 10 keeps the first values."""
+    settings = Reach(critics=4, seed=2)
+    found = run(settings)
+    assert found["disagreement_inner"] == 0.0
+    assert found["disagreement_edge"] == pytest.approx(first_values(settings)[:, 10].std(0).mean())
+    assert run(Reach(critics=4, length=100))["disagreement_edge"] == 0.0
 
 
 def test_true_values_by_hand() -> None:
@@ -125,6 +145,8 @@ def test_the_command_writes_its_figures(tmp_path: Path, monkeypatch: pytest.Monk
         ({"goal": 31}, "goal 31 is more than 30"),
         ({"covered": 40}, "covered 40 is more than 31"),
         ({"critics": 1, "aggregate": "mean"}, "aggregate mean has no effect with critics: 1"),
+        ({"critics": 1, "aggregate": "min_of_2"}, "aggregate min_of_2 has no effect with critics: 1"),
+        ({"aggregate": "median"}, "Input should be 'min', 'mean' or 'min_of_2'"),
         ({"length": 0}, "greater than or equal to 1"),
     ],
 )

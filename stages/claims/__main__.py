@@ -47,12 +47,13 @@ def default_jobs(device: str) -> int:
 def print_costs(root: Path, entries: Mapping[str, Entry], jobs: int) -> None:
     """What each experiment will still cost, and all of them."""
     profile_of = profiles(root)
-    stored = {slug: Results.load(root, slug) for slug in profile_of}
+    timed = {slug: Results.load(root, slug) for slug in profile_of}
     runs, seconds, unknown = 0, 0.0, 0
     for slug, entry in entries.items():
-        drop_outdated(entry.experiment, entry.params, stored[slug])
-        others = [stored[name] for name in peers(profile_of, slug)]
-        cost = cost_of(entry.experiment, entry.params, stored[slug], others)
+        results = Results.load(root, slug)
+        drop_outdated(entry.experiment, entry.params, results)
+        others = [timed[name] for name in (slug, *peers(profile_of, slug))]
+        cost = cost_of(entry.experiment, entry.params, results, others)
         unknown += cost.runs > 0 and cost.seconds is None
         runs, seconds = runs + cost.runs, seconds + (cost.seconds or 0.0)
         print(f"claim: {slug}: {cost.line(entry.experiment, jobs)}", flush=True)

@@ -84,21 +84,25 @@ def _seeds(experiment: Experiment, results: Results, others: Iterable[Results], 
 
 
 def _seconds(experiment: Experiment, results: Results, others: Iterable[Results]) -> float | None:
-    """Mean duration of a run, with the starts that runs made: of this experiment's; or of all others', by their environment steps
-    if it has a budget."""
+    """Mean duration of a run, with the starts that runs made: of this experiment's. Without any, of the others' in its
+    environment, or in any: by their environment steps, if it has a budget."""
     own = list(map(cost_in_seconds, (*results.outcomes.values(), *results.trials.values())))
     if own:
         return fmean(own)
-    timed = [one for results in others for one in results.outcomes.values()]
+    found = [(of.environment == experiment.environment, one) for of in others for one in of.outcomes.values()]
+    if experiment.budget is not None:
+        found = [(same, one) for same, one in found if one["environment_steps"]]
+    timed = [one for same, one in found if same] or [one for _, one in found]
+    if not timed:
+        return None
     if experiment.budget is None:
-        return fmean(map(cost_in_seconds, timed)) if timed else None
-    timed = [one for one in timed if one["environment_steps"]]
-    steps = sum(one["environment_steps"] for one in timed)
-    return experiment.budget.environment_steps * sum(map(cost_in_seconds, timed)) / steps if steps else None
+        return fmean(map(cost_in_seconds, timed))
+    per_step = median(one["seconds"] / one["environment_steps"] for one in timed)
+    return experiment.budget.environment_steps * per_step + fmean(one.get("start_seconds", 0.0) for one in timed)
 
 
 def cost_of(experiment: Experiment, params: Mapping[str, Any], results: Results, others: Sequence[Results]) -> Cost:
-    """`results`: without outdated runs. `others`: results of the other experiments."""
+    """`results`: without outdated runs. `others`: results of other experiments, or of this one's outdated runs."""
     trials = len({run.key for run in results.missing(trial_runs(experiment, params))})
     expected = dict.fromkeys(experiment.arms, float(experiment.looks[0]))
     most = dict(expected)

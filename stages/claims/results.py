@@ -42,6 +42,7 @@ class Results:
     """`code`, the hash of the code that repeated some runs, and `runs`, the names of those that gave the same results."""
     place: tuple[Path, str] | None = None
     """Checkout and experiment that they are stored in."""
+    environment: str = ""
 
     @cached_property
     def tables(self) -> Tables:
@@ -55,7 +56,7 @@ class Results:
         if not path.exists():
             return cls()
         saved = read_json(path)
-        found = cls(saved["runs"], saved["start"], trials=saved["trials"], place=(root, slug))
+        found = cls(saved["runs"], saved["start"], trials=saved["trials"], place=(root, slug), environment=saved["environment"])
         found.start_keys, found.confirmed = saved.get("start_keys", {}), saved.get("confirmed", {})
         return found
 

@@ -211,7 +211,10 @@ def test_cost_before_and_after_the_runs(tmp_path: Path) -> None:
     timed = Results(outcomes={"x/0": {"environment_steps": 500, "seconds": 30.0, "key": "", "metrics": {}}})
     assert cost_of(one, PARAMS, Results(), [timed]).seconds == pytest.approx(22 * 60.0)
     timed.outcomes["x/0"]["start_seconds"] = 15.0
-    assert cost_of(one, PARAMS, Results(), [timed]).seconds == pytest.approx(22 * 90.0), "a start per run"
+    assert cost_of(one, PARAMS, Results(), [timed]).seconds == pytest.approx(22 * 75.0), "a start per run"
+    slow = {f"x/{seed}": {"environment_steps": 500, "seconds": 40.0 + 100 * seed, "key": "", "metrics": {}} for seed in range(3)}
+    near = Results(outcomes=slow, environment=one.environment)
+    assert cost_of(one, PARAMS, Results(), [timed, near]).seconds == pytest.approx(22 * 280.0), "the median where it plays"
     assert "22 runs (6 of them tuning), at most 22, 22,000 environment steps, time unknown" in cost.line(one, 2)
     run(tmp_path, one)
     done = cost_of(one, PARAMS, Results.load(tmp_path, "rloo"), [])

@@ -104,24 +104,23 @@ def _seconds(experiment: Experiment, results: Results, others: Iterable[Results]
 def cost_of(experiment: Experiment, params: Mapping[str, Any], results: Results, others: Sequence[Results]) -> Cost:
     """`results`: without outdated runs. `others`: results of other experiments, or of this one's outdated runs."""
     trials = len({run.key for run in results.missing(trial_runs(experiment, params))})
-    expected = dict.fromkeys(experiment.arms, float(experiment.looks[0]))
-    most = dict(expected)
+    expected = {arm: set(range(experiment.looks[0])) for arm in experiment.unclaimed_arms}
+    most = {arm: set(seeds) for arm, seeds in expected.items()}
     still_open = 0
     for claim in experiment.claims:
         seeds, last = _seeds(experiment, results, others, claim), experiment.looks[-1]
         undecided = is_open(experiment, looks_of(experiment, results, claim))
         still_open += undecided
         for arm in (claim.arm, claim.against):
-            expected[arm] = max(expected[arm], claim.fresh_from + seeds)
-            most[arm] = max(most[arm], claim.fresh_from + (last if undecided else seeds))
-    runs, limit = (sum(_missing(experiment, results, arm, seeds[arm]) for arm in seeds) for seeds in (expected, most))
-    runs, limit = round(runs) + trials, round(limit) + trials
+            for needed, count in ((expected, round(seeds)), (most, last if undecided else round(seeds))):
+                needed.setdefault(arm, set()).update(range(claim.fresh_from, claim.fresh_from + count))
+    runs, limit = (trials + sum(_missing(experiment, results, *arm) for arm in needed.items()) for needed in (expected, most))
     steps = runs * experiment.budget.environment_steps if experiment.budget else 0
     mean = _seconds(experiment, results, others)
     return Cost(trials, runs, limit, steps, None if mean is None else runs * mean, still_open)
 
 
-def _missing(experiment: Experiment, results: Results, arm: str, seeds: float) -> float:
-    """How many runs the arm lacks of so many."""
-    done = sum(name.rpartition("/")[0] == arm for name in results.outcomes)
-    return max(0.0, (1 if experiment.seedless(arm) else seeds) - done)
+def _missing(experiment: Experiment, results: Results, arm: str, seeds: set[int]) -> int:
+    """How many runs the arm lacks of those with these seeds."""
+    done = {int(seed) for name, _, seed in (run.rpartition("/") for run in results.outcomes) if name == arm}
+    return int(not done) if experiment.seedless(arm) else len(seeds - done)

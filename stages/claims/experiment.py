@@ -296,6 +296,12 @@ class Experiment(Section):
         """Whether the arm's runs train a specialist."""
         return self.lane == "rl" and any(model.startswith("rl@") for model in self.models(arm))
 
+    @property
+    def unclaimed_arms(self) -> list[str]:
+        """Arms that no claim names, which are measured beside the others at the first look."""
+        claimed = {arm for claim in self.claims for arm in (claim.arm, claim.against)}
+        return [arm for arm in self.arms if arm not in claimed]
+
     def seedless(self, arm: str) -> bool:
         """Whether all seeds give the arm one value, so that it is run once: in lanes rl and merge, that of the SFT policy."""
         if self.lane == "merge":

@@ -147,7 +147,7 @@ class Session:
     def _look(self, seeds: int) -> bool:
         """Run what the look at this number of seeds lacks; whether any claim is open."""
         experiment = self.experiment
-        needed = {arm: set(range(seeds)) for arm in unclaimed_arms(experiment)} if seeds == experiment.looks[0] else {}
+        needed = {arm: set(range(seeds)) for arm in experiment.unclaimed_arms} if seeds == experiment.looks[0] else {}
         still = [claim for claim in experiment.claims if is_open(experiment, looks_of(experiment, self.results, claim))]
         for claim in still:
             for arm in (claim.arm, claim.against):
@@ -238,9 +238,3 @@ class Session:
 def in_turn(groups: Sequence[Sequence[Run]]) -> list[Run]:
     """A run of each group, then the next of each, so that runs side by side make their starts at the same time."""
     return [run for turn in zip_longest(*groups) for run in turn if run is not None]
-
-
-def unclaimed_arms(experiment: Experiment) -> list[str]:
-    """Arms that no claim names, which are measured beside the others at the first look."""
-    claimed = {arm for claim in experiment.claims for arm in (claim.arm, claim.against)}
-    return [arm for arm in experiment.arms if arm not in claimed]

@@ -231,3 +231,14 @@ def test_cost_of_an_open_comparison_follows_its_scatter(tmp_path: Path) -> None:
     cost = cost_of(one, PARAMS, Results.load(tmp_path, "rloo"), [])
     assert 1 <= cost.runs <= cost.most == 5
     assert cost.seconds == 60.0 * cost.runs
+
+
+def test_seeds_before_a_claims_first_cost_nothing(tmp_path: Path) -> None:
+    """Contract: a claim that is judged on fresh seeds needs those alone, and none that are done."""
+    one = experiment(tmp_path)
+    claims = [claim.model_copy(update={"fresh_from": 40}) for claim in one.claims]
+    fresh = one.model_copy(update={"claims": claims})
+    assert cost_of(fresh, PARAMS, Results(), []).most == cost_of(one, PARAMS, Results(), []).most
+    seeds = range(40, 40 + one.looks[-1])
+    done = {f"{arm}/{seed}": {"environment_steps": 0, "seconds": 1.0, "metrics": {}} for arm in one.arms for seed in seeds}
+    assert cost_of(fresh, PARAMS, Results(outcomes=done), []).most == 0

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from stages.control.advice.settings import Advice
 from stages.control.calls.settings import PlantedCalls
-from stages.control.exact.settings import LinearPvi, LipschitzModel, TabularQ
-from stages.control.games.settings import Goofspiel, MatrixGame
+from stages.control.exact.settings import CoalitionGame, LinearPvi, LipschitzModel, TabularQ
+from stages.control.games.settings import DrivingGame, Goofspiel, MatrixGame
 from stages.control.linear.settings import LinearModel
 from stages.control.off_policy.dqn_settings import DeepQ
 from stages.control.off_policy.settings import OffPolicy
@@ -16,7 +16,7 @@ from stages.control.on_policy.settings import Ppo
 from stages.control.pursuit.settings import Pursuit
 from stages.control.reach.settings import Reach
 from stages.control.settings import OfflineQ
-from stages.control.soft_q.settings import DetourTask, JointActions
+from stages.control.soft_q.settings import DetourTask, JointActions, SoftQTask
 from stages.runtime.validation import Section
 
 
@@ -109,11 +109,23 @@ PROBLEMS = {
         ("control.success", "control.hits", "control.return_end", "control.return_mean"),
         "each seed has its own demonstrations, networks and episodes",
     ),
+    "soft_q": Problem(
+        "stages.control.soft_q.online",
+        SoftQTask,
+        ("control.return_end", "control.return_mean", "control.least_advantage"),
+        "each seed has its own networks, draws and episodes; the demonstrations are the same",
+    ),
     "matrix_game": Problem(
         "stages.control.games.matrix_games",
         MatrixGame,
         ("control.payoff", "control.spread", "control.safe", "control.exploitability", "control.first_action"),
         "each seed has its own first beliefs; play is deterministic",
+    ),
+    "driving_game": Problem(
+        "stages.control.games.psro",
+        DrivingGame,
+        ("control.return", "control.crashes", "control.return_unseen", "control.crashes_unseen", "control.exploitability"),
+        "each seed has its own episodes, of learning, of the meta-game and of the evaluation",
     ),
     "linear_control": Problem(
         "stages.control.linear.limited_models",
@@ -132,6 +144,12 @@ PROBLEMS = {
         Pursuit,
         ("control.rank_correlation", "control.team", "control.efficiency_gap", "control.standard_error", "control.switched_off"),
         "each seed has its own episodes and sampled coalitions",
+    ),
+    "coalition_game": Problem(
+        "stages.control.exact.estimators",
+        CoalitionGame,
+        ("control.squared_error", "control.squared_bias", "control.variance", "control.evaluations"),
+        "each seed has its own game and sampled coalitions; its values are known",
     ),
     "calls": Problem(
         "stages.control.calls.planted",

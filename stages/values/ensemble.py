@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import relu, silu
+from torch.nn.functional import gelu, relu, silu
 
 from stages.values.lipschitz import bounded, power_iteration
 
-ACTIVATIONS = {"relu": relu, "silu": silu, "tanh": torch.tanh}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": relu, "silu": silu, "tanh": torch.tanh, "gelu": gelu}
 FIRST_ITERATIONS = 10
 """Power iterations for the layers' norms at the start."""
 

@@ -60,10 +60,19 @@ def running_spread(running: Tensor, std: Tensor, rate: float) -> Tensor:
     return torch.where(running.isnan(), mean, torch.lerp(running, mean, rate))
 
 
-def losses(mean: Tensor, std: Tensor, expected: Tensor, sampled: Tensor, running: Tensor, settings: GaussianCritic) -> Tensor:
+def losses(
+    mean: Tensor,
+    std: Tensor,
+    expected: Tensor,
+    sampled: Tensor,
+    running: Tensor,
+    settings: GaussianCritic,
+    square: Tensor | None = None,
+) -> Tensor:
     """Loss [...] of every prediction; only its gradient has a meaning, and it can be negative.
 
-    mean, std [...]: predicted; expected, sampled: targets, and running: `running_spread`, all broadcast to their shape."""
+    mean, std [...]: predicted; expected, sampled: targets, and running: `running_spread`, all broadcast to their shape. square:
+    the running mean of the spread's square, for `scale_of: variance`."""
     target = expected if settings.expected_target else sampled
     fixed, spread = mean.detach(), std.detach()
     bound = settings.clip * running if settings.adjusted else torch.full_like(running, settings.bound)
@@ -72,16 +81,26 @@ def losses(mean: Tensor, std: Tensor, expected: Tensor, sampled: Tensor, running
         loss = 0.5 * (mean - target) ** 2 / (spread**2 + settings.std_eps)
         return loss + std * (spread**2 - (fixed - clipped) ** 2) / (spread**3 + settings.std_eps)
     error = _half_square(fixed, clipped, settings.huber) * (1.0 if settings.half else 2.0)
-    ratio = (running**2 / (spread**2 + settings.std_eps)).clamp(*settings.ratio_range)
-    return ratio * (_half_square(mean, target, settings.huber) + std * (spread**2 - error) / (spread + settings.std_eps))
+    scale = (running**2 if square is None else square) + settings.scale_eps
+    ratio = (scale / (spread**2 + settings.std_eps)).clamp(*settings.ratio_range)
+    of_mean = _half_square(mean, target, settings.huber)
+    of_spread = std * (spread**2 - error) / (spread + settings.std_eps)
+    return ratio * (of_mean + of_spread) if settings.scaled == "both" else ratio * of_mean + of_spread
 
 
 def critic_loss(
-    mean: Tensor, std: Tensor, expected: Tensor, sampled: Tensor, running: Tensor, settings: GaussianCritic
+    mean: Tensor,
+    std: Tensor,
+    expected: Tensor,
+    sampled: Tensor,
+    running: Tensor,
+    settings: GaussianCritic,
+    square: Tensor | None = None,
 ) -> Tensor:
-    """Sum over critics of the batch's mean loss. mean, std: [N, B]; expected, sampled: targets [B]; running: [N]."""
+    """Sum over critics of the batch's mean loss. mean, std: [N, B]; expected, sampled: targets [B]; running, square: [N]."""
     targets = expected.expand_as(mean), sampled.expand_as(mean)
-    return losses(mean, std, *targets, running[:, None], settings).mean(1).sum()
+    scale = None if square is None else square[:, None]
+    return losses(mean, std, *targets, running[:, None], settings, scale).mean(1).sum()
 
 
 def _half_square(value: Tensor, target: Tensor, huber: float | None) -> Tensor:

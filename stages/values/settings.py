@@ -53,12 +53,20 @@ class GaussianCritic(Section):
     """Added to the spread, or its power, where the loss divides by it: in units of the return, and so not free of its scale."""
     ratio_range: Annotated[list[Positive], Field(min_length=2, max_length=2)] = [0.1, 10.0]
     """With adjusted: least and most scale of the gradients."""
+    scale_of: Literal["spread", "variance"] = "spread"
+    """With adjusted: what the scale's numerator is. spread: the square of the spread's running mean, as in the reference code;
+    variance: the running mean of the spread's square, as the paper writes it."""
+    scale_eps: NonNegative = 0.0
+    """With adjusted: added to the scale's numerator. The paper has such a term; where it stands there is not confirmed."""
+    scaled: Literal["both", "mean"] = "both"
+    """With adjusted: which gradients are scaled. mean: not the spread's, as in other implementations than the reference code."""
 
     @model_validator(mode="after")
     def _idle(self) -> GaussianCritic:
         if self.ratio_range[0] > self.ratio_range[1]:
             raise ValueError(f"ratio_range {self.ratio_range}: the first, the least scale, must not be above the second")
         used = {"clip": True, "huber": True, "half": True, "spread_rate": True, "ratio_range": True, "bound": False}
+        used |= dict.fromkeys(("scale_of", "scale_eps", "scaled"), True)
         for name, with_adjusted in used.items():
             if name in self.model_fields_set and with_adjusted != self.adjusted:
                 raise ValueError(f"{name} has no effect with adjusted: {str(self.adjusted).lower()}; remove it")
@@ -70,6 +78,15 @@ class ReturnDistribution(GaussianCritic):
 
     twins: Literal["min", "own"] = "min"
     """utterance: from which twin's distribution targets come: the one with the smaller mean, or each twin's own."""
+
+    @model_validator(mode="after")
+    def _keeps_one_mean(self) -> ReturnDistribution:
+        if self.scale_of != "spread":
+            raise ValueError(
+                f"scale_of: {self.scale_of} needs the running mean of the spread's square, which the critics of rl do not keep; "
+                "use spread"
+            )
+        return self
 
 
 class Lipschitz(Section):

@@ -40,7 +40,6 @@ EXEMPT = {
     "stages/runtime/workspace.py link_tree": "a copy of the checkout, completed if something is missing",
     "stages/designs/evaluations.py fill_workspace": "a copy of the checkout, completed if something is missing",
     "stages/reporting/site/sources.py gather": "what Sphinx reads, made anew for each build",
-    "stages/reporting/style.py to_svg": "a figure in memory",
     "stages/sandbox/probe.py breaches": "bait for a program in the sandbox, in a folder that is removed",
     "stages/tracking/spool.py end_killed": "appends a line end to a file of lines",
     "stages/tracking/__init__.py register_model": "a scratch folder, copied by _keep",

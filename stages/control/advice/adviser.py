@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from stages.control.advice.settings import Adapter, Decision
+from stages.control.advice.texts import encoded
 from stages.control.advice.world import GOALS
 from stages.seeding import stream
 
@@ -50,6 +52,12 @@ class Pair:
     gain: int
 
 
+def pair_rows(pairs: Sequence[Pair]) -> list[str]:
+    """Lines of JSON: the prompt's parts, unformatted, the analysis, and what was gained after it."""
+    rows = ({**asdict(pair.fields), "analysis": ANALYSES[pair.analysis], "gain": pair.gain} for pair in pairs)
+    return [json.dumps(row) + "\n" for row in rows]
+
+
 def kept(pairs: Sequence[Pair], target: str) -> list[Pair]:
     """The pairs that the adapter learns from: all, or those with a gain."""
     return [pair for pair in pairs if target == "own_outputs" or pair.gain > 0]
@@ -58,9 +66,16 @@ def kept(pairs: Sequence[Pair], target: str) -> list[Pair]:
 class Chooser(Protocol):
     """A decision that is not the scripted one: see language_model.py."""
 
-    def choose(self, prompts: Sequence[str], keys: Sequence[tuple[object, ...]]) -> list[int]:
-        """A goal for each prompt, drawn by its key."""
+    def choose(self, prompts: Sequence[str], keys: Sequence[tuple[object, ...]]) -> list[list[int]]:
+        """Different goals for each prompt, drawn by its key."""
         ...
+
+
+def scripted_goals(analysis: int | None, right: int, settings: Decision, *key: object) -> list[int]:
+    """`scripted`'s goal and, of the others, different random ones."""
+    first = scripted(analysis, right, settings, *key)
+    others = [goal for goal in range(len(GOALS)) if goal != first]
+    return [first, *stream(*key, "further").sample(others, settings.subgoals - 1)]
 
 
 def scripted(analysis: int | None, right: int, settings: Decision, *key: object) -> int:
@@ -71,15 +86,30 @@ def scripted(analysis: int | None, right: int, settings: Decision, *key: object)
 
 
 class LogisticAdapter:
-    """softmax(W x) over ANALYSES; x: inventory, achievements, score, and 1. It begins uniform."""
+    """softmax(W x) over ANALYSES; x: the parts of the prompt that it reads, and 1. It begins uniform."""
 
-    def __init__(self, settings: Adapter, states: int) -> None:
-        self.settings = settings
-        self.weights = torch.zeros(len(ANALYSES), states + 2, dtype=torch.float64)
+    def __init__(self, settings: Adapter, states: int, words: int = 64) -> None:
+        """states: numbers in `Fields.state`; words: dimensions of the texts' bags of words."""
+        self.settings, self.words = settings, words
+        sizes = {"state": states, "score": 1}
+        size = sum(sizes.get(part, words) for part in settings.reads) + 1
+        self.weights = torch.zeros(len(ANALYSES), size, dtype=torch.float64)
 
     def features(self, fields: Sequence[Fields]) -> Tensor:
-        """[B, states + 2]."""
-        return torch.tensor([[*map(float, one.state), one.score, 1.0] for one in fields], dtype=torch.float64)
+        """[B, size of x], the parts in the order of `reads`."""
+        return torch.tensor([[*self._read(one), 1.0] for one in fields], dtype=torch.float64)
+
+    def _read(self, one: Fields) -> list[float]:
+        found: list[float] = []
+        for part in self.settings.reads:
+            if part == "state":
+                found += map(float, one.state)
+            elif part == "score":
+                found.append(one.score)
+            else:
+                text = {"surroundings": one.seen, "last_action": one.last_action, "guidance": one.guidance}[part]
+                found += encoded(text, self.words).tolist()
+        return found
 
     def probabilities(self, fields: Sequence[Fields]) -> Tensor:
         """[B, analyses]."""
@@ -128,20 +158,22 @@ class Adviser:
     chooser: Chooser | None = None
     requests: int = 0
     right: int = 0
-    """Goals that were the one to pursue next."""
+    """Requests whose goals include the one to pursue next."""
     analyses: list[int] = field(default_factory=list)
     """Of the last batch of requests."""
 
-    def advise(self, fields: Sequence[Fields], right: np.ndarray, keys: Sequence[tuple[object, ...]]) -> list[int]:
-        """Goals for requests; right: the goals to pursue next, which only the scripted decision knows of."""
+    def advise(self, fields: Sequence[Fields], right: np.ndarray, keys: Sequence[tuple[object, ...]]) -> list[list[int]]:
+        """Different goals for each request; right: the goals to pursue next, which only the scripted decision knows of."""
         analyses = self.adapter.draw(fields, keys) if self.adapter is not None else None
         self.analyses = analyses or []
         said = [None] * len(fields) if analyses is None else analyses
         if self.chooser is None:
-            goals = [scripted(one, int(goal), self.decision, *key) for one, goal, key in zip(said, right, keys, strict=True)]
+            goals = [
+                scripted_goals(one, int(goal), self.decision, *key) for one, goal, key in zip(said, right, keys, strict=True)
+            ]
         else:
             prompts = [one.decision_prompt("" if a is None else ANALYSES[a]) for one, a in zip(fields, said, strict=True)]
             goals = self.chooser.choose(prompts, keys)
         self.requests += len(goals)
-        self.right += sum(goal == int(best) for goal, best in zip(goals, right, strict=True))
+        self.right += sum(int(best) in named for named, best in zip(goals, right, strict=True))
         return goals

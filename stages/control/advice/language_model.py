@@ -65,17 +65,23 @@ class LanguageModel:
                     f"decision.records: line {number} of {file} is no recorded answer ({error}); remove it"
                 ) from error
 
-    def choose(self, prompts: Sequence[str], keys: Sequence[tuple[object, ...]]) -> list[int]:
-        """A goal for each prompt, drawn by softmax(mean log-probability per token / temperature)."""
+    def choose(self, prompts: Sequence[str], keys: Sequence[tuple[object, ...]]) -> list[list[int]]:
+        """`subgoals` different goals for each prompt, drawn one after the other by softmax(mean log-probability per token /
+        temperature)."""
         names = [params_hash({"model": self.model, "prompt": prompt}) for prompt in prompts]
         unknown = {name: prompt for name, prompt in zip(names, prompts, strict=True) if name not in self.answers}
         for name, prompt in unknown.items():
             self.answers[name], self.models[name] = self._ask(prompt), self.model
         found = []
         for name, key in zip(names, keys, strict=True):
-            shares = torch.softmax(torch.tensor(self.answers[name], dtype=torch.float64) / self.settings.temperature, -1)
-            draw = stream(*key, "decision").random()
-            found.append(min(int((draw >= shares.cumsum(-1)).sum()), len(GOALS) - 1))
+            scores = torch.tensor(self.answers[name], dtype=torch.float64) / self.settings.temperature
+            rng, goals = stream(*key, "decision"), list[int]()
+            for _ in range(self.settings.subgoals):
+                shares = torch.softmax(scores, -1)
+                drawn = int((rng.random() >= shares.cumsum(-1)).sum())
+                goals.append(drawn if drawn < len(GOALS) else int(shares.nonzero()[-1]))
+                scores[goals[-1]] = -torch.inf
+            found.append(goals)
         return found
 
     @torch.inference_mode()

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
 
-from stages.control.advice.adviser import CONSTANT, Adviser, Fields, LogisticAdapter, Pair
+from stages.control.advice.adviser import CONSTANT, Adviser, Fields, LogisticAdapter, Pair, pair_rows
 from stages.control.advice.language_model import LanguageModel
 from stages.control.advice.ppo import Player, Steps, advantages, update
 from stages.control.advice.settings import Advice
@@ -22,6 +23,7 @@ from stages.control.advice.world import ACTIONS, GOALS, OBSERVATION, Grid, carri
 from stages.control.one_run import one_run
 from stages.records.card import Card
 from stages.runtime.command import command
+from stages.runtime.files import atomic_text
 from stages.seeding import key64
 
 CARD = Card(
@@ -36,7 +38,8 @@ CARD = Card(
     tested_by="tests/control/advice/test_rladapter.py",
     switch="guidance: rladapter of environment text_grid, lane control",
 )
-FIXED = ", then ".join(GOALS)
+THEN = ", then "
+FIXED = THEN.join(GOALS)
 """Guidance of guidance: fixed."""
 
 
@@ -91,7 +94,7 @@ class Guided:
             self.close(row)
         keys = [(*self.key, self.step, row) for row in range(self.count)]
         goals = adviser.advise(requests, grid.missing(), keys)
-        self.texts = [GOALS[goal] for goal in goals]
+        self.texts = [THEN.join(GOALS[goal] for goal in named) for named in goals]
         if adviser.adapter is not None:
             self.open = list(zip(requests, adviser.analyses, strict=True))
 
@@ -130,13 +133,17 @@ class Training:
         self.rng = np.random.default_rng(key64(settings.seed, "advice", "worlds"))
         self.grid = Grid.new(settings.environments, settings.size, self.rng)
         self.chooser = LanguageModel(settings.decision) if settings.decision.kind == "model" else None
-        adapter = LogisticAdapter(settings.adapter, 4 + 3 + len(GOALS)) if settings.guidance == "rladapter" else None
+        adapter = None
+        if settings.guidance == "rladapter":
+            adapter = LogisticAdapter(settings.adapter, 4 + 3 + len(GOALS), settings.encoder)
         asked = settings.guidance in ("llm_only", "rladapter")
         self.adviser = Adviser(settings.decision, adapter, self.chooser) if asked else None
         key = (settings.seed, "advice", "training")
         self.guided = Guided(settings, self.adviser, settings.query_interval, key, settings.environments)
         self.gained: list[float] = []
         """Achievements per step of each rollout."""
+        self.written: list[str] = []
+        """Lines of `adapter.pairs`."""
 
     @torch.no_grad()
     def rollout(self) -> Steps:
@@ -169,12 +176,23 @@ class Training:
     def learn(self, data: Steps) -> torch.Tensor:
         return update(self.player, self.optimiser, data, self.settings, self.generator)
 
+    def due(self, stage: int) -> bool:
+        """Whether the adapter is fitted after this stage, counted from 1."""
+        adapter = self.settings.adapter
+        return stage >= adapter.first_stage and (stage - adapter.first_stage) % adapter.every == 0
+
     def adapt(self) -> tuple[float, float]:
-        """Fit the adapter to the stage's pairs, if there is one; the held-out loss before and after."""
+        """Fit the adapter to the pairs since the last fit, if there is one; the held-out loss before and after."""
         pairs, self.guided.pairs = self.guided.pairs, []
+        self.written += pair_rows(pairs)
         if self.adviser is None or self.adviser.adapter is None:
             return float("nan"), float("nan")
         return self.adviser.adapter.fit(pairs)
+
+    def write_pairs(self) -> None:
+        """Write all pairs, also those after the last fit, if they are to be kept."""
+        if self.settings.adapter.pairs is not None:
+            atomic_text(Path(self.settings.adapter.pairs), "".join([*self.written, *pair_rows(self.guided.pairs)]))
 
 
 @torch.no_grad()
@@ -206,15 +224,17 @@ def correlation(pairs: list[tuple[float, int]]) -> float:
 def run(settings: Advice) -> dict[str, float]:
     """score, return: Crafter's score in percent and achievements per episode at the end, guidance every query_interval steps;
     score_test: the same score, every test_interval steps; return_training: achievements per episode over the whole training;
-    right_goals: share of the advised goals that were the ones to pursue next; score_gain: correlation of the adaptation score
+    right_goals: share of the requests whose goals include the one to pursue next; score_gain: correlation of the adaptation score
     with what was gained in the same window; adapter_loss: held-out loss of the last fit, ln 8 for a uniform adapter, 0 without
     one; requests: asked of the adviser, in training."""
     training, loss = Training(settings), float("nan")
     per_stage = settings.steps // settings.rollout // settings.stages
-    for _ in range(settings.stages):
+    for stage in range(1, settings.stages + 1):
         for _ in range(per_stage):
             training.learn(training.rollout())
-        loss = training.adapt()[1]
+        if training.due(stage):
+            loss = training.adapt()[1]
+    training.write_pairs()
     adviser = training.adviser
     asked, right = (adviser.requests, adviser.right) if adviser is not None else (0, 0)
     score, returned = evaluate(training, settings.query_interval, "evaluation")

@@ -33,6 +33,8 @@ class Decision(Section):
     it is always one of them."""
     temperature: Positive = 1.0
     """model: of that draw."""
+    subgoals: Annotated[int, Field(ge=1, le=8)] = 1
+    """Different goals that one answer names, the first to be pursued first; the reference code's has 3, of about 31."""
     records: str | None = None
     """model: a JSON Lines file of requests and answers. What it holds is not asked again; new answers are added."""
 
@@ -44,6 +46,9 @@ class Decision(Section):
         return self
 
 
+Part = Literal["state", "score", "surroundings", "last_action", "guidance"]
+
+
 class Adapter(Section):
     """What reads the agent's state and score, and tells the decision what is missing: a multinomial logistic model of eight
     analyses, fitted by maximum likelihood after every stage."""
@@ -53,6 +58,11 @@ class Adapter(Section):
     new before the next one."""
     use_score: bool = True
     """false: the score in its prompt is constant."""
+    reads: list[Part] = ["state", "score"]
+    """Parts of its prompt. state: inventory, tools and achievements; the other texts as hashed bags of words: surroundings, the
+    last action, the guidance. The reference code's prompt has all of them."""
+    pairs: str | None = None
+    """A JSON Lines file that all prompts and analyses of the training are written to, with what was gained after them."""
     learning_rate: Positive = 0.05
     steps: Count = 200
     """Of the fit after each stage."""
@@ -60,6 +70,18 @@ class Adapter(Section):
     """Towards the weights before the fit."""
     held_out: Annotated[float, Field(gt=0.0, lt=0.9)] = 0.1
     """Share of a stage's pairs, the last ones, that the fit is evaluated on."""
+    first_stage: Count = 1
+    """The first stage after which it is fitted."""
+    every: Count = 1
+    """Fit after every so many stages, on all pairs since the last fit."""
+
+    @model_validator(mode="after")
+    def _parts(self) -> Adapter:
+        if not self.reads or len(set(self.reads)) < len(self.reads):
+            raise ValueError(f"reads must name each part once, and at least one: {self.reads}")
+        if not self.use_score and "score" not in self.reads:
+            raise ValueError("use_score: false has no effect where reads has no score; remove one of them")
+        return self
 
 
 class Advice(Section):
@@ -126,6 +148,12 @@ class Advice(Section):
         needs |= dict.fromkeys(("adapter",), (self.guidance == "rladapter", "guidance: rladapter"))
         needs |= dict.fromkeys(("score", "history"), (asked, "guidance: llm_only or rladapter"))
         refuse_idle(self, "", needs)
+        if self.adapter.first_stage > self.stages:
+            raise ValueError(
+                f"adapter.first_stage {self.adapter.first_stage} is after the last of {self.stages} stages; lower it"
+            )
         if not self.adapter.use_score and self.score.model_fields_set:
             raise ValueError("score has no effect with adapter.use_score: false; remove it")
+        if "score" not in self.adapter.reads and self.guidance == "rladapter" and self.score.model_fields_set:
+            raise ValueError("score has no effect where adapter.reads has no score; remove it")
         return self

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 
+from stages.control.exact.frozen_lake import frozen_lake
 from stages.control.exact.linear_mdp import (
     Array,
     Dual,
@@ -47,7 +48,7 @@ CARD = Card(
     switch="robust: tv, kl or chi2 of environment linear_mdp, lane control",
 )
 SHARES = tuple(number / 10 for number in range(11))
-"""Shares of the first step's ways to the goal that fail."""
+"""Shares of the first step's ways to the goal that fail, or of actions that slip on the frozen lake."""
 GRID = 200
 """Levels at which the chi2 dual and the TV constraint are maximised, beside the values."""
 
@@ -78,23 +79,31 @@ def _levels(low: float, high: float, values: Array) -> Array:
 class Regression:
     """Ridge regression on the features of one step's data."""
 
-    def __init__(self, features: Array, ridge: float) -> None:
-        """`features`: [K, d]."""
+    def __init__(self, features: Array, ridge: float, weights: Array | None = None) -> None:
+        """`features`: [K, d]; `weights`: of the rows, [K], or None if all are 1."""
         self.features = features
-        self.inverse = np.linalg.inv(features.T @ features + ridge * np.eye(features.shape[1]))
+        self.weighted = features if weights is None else features * weights[:, None]
+        self.inverse = np.linalg.inv(self.weighted.T @ features + ridge * np.eye(features.shape[1]))
 
     def __call__(self, targets: Array) -> Array:
         """Coefficients [d, ...] of targets [K, ...]."""
-        return self.inverse @ (self.features.T @ targets)
+        return self.inverse @ (self.weighted.T @ targets)
+
+    def variance(self, targets: Array) -> Array:
+        """Of the targets [K], given the features, at every row, [K]: at least 0."""
+        mean, square = (self.features @ self(one) for one in (targets, targets**2))
+        return np.maximum(square - mean**2, 0.0)
 
 
-def worst_case(regression: Regression, values: Array, horizon: int, settings: LinearPvi) -> Array:
-    """nu [d]: the estimated worst case of each factor, from the next values [K] of the data."""
+def worst_case(regression: Regression, values: Array, horizon: int, settings: LinearPvi, top: float | None = None) -> Array:
+    """nu [d]: the estimated worst case of each factor, from the next values [K] of the data. top: of the levels that chi2 and the
+    TV constraint are maximised at, `horizon` if None; none above the values is better."""
+    top = horizon if top is None else top
     estimators: dict[str, Callable[[], Array]] = {
         "tv": lambda: regression(np.minimum(values, values.min() + settings.divergence_weight)),
         "kl": lambda: _kl(regression, values, horizon, settings),
-        "chi2": lambda: _chi2(regression, values, horizon, settings),
-        "tv_constrained": lambda: _tv_constrained(regression, values, horizon, settings.radius),
+        "chi2": lambda: _chi2(regression, values, top, settings),
+        "tv_constrained": lambda: _tv_constrained(regression, values, top, settings.radius),
         "kl_constrained": lambda: _kl_constrained(regression, values, horizon, settings.radius),
     }
     return estimators[settings.robust]()
@@ -111,15 +120,15 @@ def _kl(regression: Regression, values: Array, horizon: int, settings: LinearPvi
     return low - weight * np.log(np.maximum(found, np.finfo(float).tiny))
 
 
-def _chi2(regression: Regression, values: Array, horizon: int, settings: LinearPvi) -> Array:
-    cut = np.minimum(values[:, None], _levels(0.0, horizon, values))
+def _chi2(regression: Regression, values: Array, top: float, settings: LinearPvi) -> Array:
+    cut = np.minimum(values[:, None], _levels(0.0, top, values))
     mean, square = regression(cut), regression(cut**2)
     objective = mean - (square - mean**2) / (4 * settings.divergence_weight)
     return objective.max(-1) if settings.chi2_direction == "max" else objective.min(-1)
 
 
-def _tv_constrained(regression: Regression, values: Array, horizon: int, radius: float) -> Array:
-    levels = _levels(0.0, horizon, values)
+def _tv_constrained(regression: Regression, values: Array, top: float, radius: float) -> Array:
+    levels = _levels(0.0, top, values)
     return (regression(np.minimum(values[:, None], levels)) - radius * levels).max(-1)
 
 
@@ -162,17 +171,24 @@ class Learned(NamedTuple):
 
 def learn(mdp: LinearMdp, data: Steps, settings: LinearPvi) -> Learned:
     """Only the data's transitions are read of `mdp`'s kernel."""
+    first = learn(mdp, data, settings.model_copy(update={"weighting": "none"})) if settings.weighting == "variance" else None
     horizon, states = mdp.horizon, len(mdp.features)
     policy, penalties = np.zeros((horizon, states), dtype=np.int64), np.zeros((horizon, *mdp.features.shape[:2]))
     found, values = np.zeros((horizon, mdp.features.shape[-1])), np.zeros((horizon + 1, states))
     for step in reversed(range(horizon)):
         rows = mdp.features[data.states[:, step], data.actions[:, step]]
-        regression, following = Regression(rows, settings.ridge), values[step + 1][data.following[:, step]]
+        counts = None
+        if first is not None:
+            variance = Regression(rows, settings.ridge).variance(first.values[step + 1][data.following[:, step]])
+            counts = 1.0 / np.maximum(settings.least_variance, variance)
+        regression, following = Regression(rows, settings.ridge, counts), values[step + 1][data.following[:, step]]
         if settings.robust == "none":
             weights, kind = regression(rows @ mdp.theta[step] + following), "full"
         else:
             last = step == horizon - 1
-            worst = 0.0 if last else worst_case(regression, following, horizon, settings)
+            # on the lake values are at most 1, and levels up to the 31 steps would be too coarse
+            top = float(following.max()) if settings.world == "frozen_lake" else None
+            worst = 0.0 if last else worst_case(regression, following, horizon, settings, top)
             weights, kind = mdp.theta[step] + worst, settings.penalty
         penalties[step] = settings.beta * penalty(mdp.features, regression.inverse, kind)
         q = (mdp.features @ weights - penalties[step]).clip(0.0, horizon - step)
@@ -229,14 +245,23 @@ def _reached(mdp: LinearMdp) -> Iterator[NDArray[np.int64]]:
         states = following[following != mdp.fail] if mdp.fail is not None else following
 
 
+def problem(settings: LinearPvi) -> tuple[LinearMdp, Callable[[float], LinearMdp]]:
+    """What the episodes are played in, and the same under dynamics shifted by a share of SHARES."""
+    if settings.world == "frozen_lake":
+        return frozen_lake(settings.horizon, settings.slip), lambda share: frozen_lake(settings.horizon, share)
+    nominal = simulated(settings.delta, settings.strength)
+    return nominal, lambda share: perturbed(nominal, share)
+
+
 def run(settings: LinearPvi) -> dict[str, float]:
-    """Of the learned policy: `return_<percent>` with that share of failing ways, and their mean; `suboptimality_<divergence>`,
-    how far its worst case under a penalty of `divergence_weight` is below the best policy's. Of a method that is not constrained,
-    `suboptimality` is that under its own divergence, `bound` the method's bound of it, and `excess` says whether that holds."""
-    mdp = simulated(settings.delta, settings.strength)
+    """Of the learned policy: `return_<percent>` with that share of failing ways, or of actions that slip, and their mean;
+    `suboptimality_<divergence>`, how far its worst case under a penalty of `divergence_weight` is below the best policy's. Of a
+    method that is not constrained, `suboptimality` is that under its own divergence, `bound` the method's bound of it, and
+    `excess` says whether that holds."""
+    mdp, shifted = problem(settings)
     data = play(mdp, settings.episodes, np.random.default_rng(key64(settings.seed, "r2pvi", "episodes")))
     learned = learn(mdp, data, settings)
-    found = {f"return_{round(100 * share)}": policy_value(perturbed(mdp, share), learned.policy) for share in SHARES}
+    found = {f"return_{round(100 * share)}": policy_value(shifted(share), learned.policy) for share in SHARES}
     found["return_mean"] = sum(found.values()) / len(found)
     for kind in (*PENALISED, "none"):
         worst = dual(kind, settings.divergence_weight)

@@ -12,6 +12,41 @@ PENALISED = ("tv", "kl", "chi2")
 CONSTRAINED = ("tv_constrained", "kl_constrained")
 
 
+class CoalitionGame(Section):
+    """Estimators of contributions in games whose values are known (stages/control/exact/estimators.py)."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    game: Literal["nearly_additive", "random", "unanimity", "gloves"] = "nearly_additive"
+    """nearly_additive: the sum of the members' weights plus a tenth as large a random part; random: a random value for each
+    coalition; unanimity: 1 for all players together; gloves: 1 for a left and a right one, of which the last player has the only
+    one."""
+    players: Annotated[int, Field(ge=2, le=10)] = 5
+    noise: NonNegative = 0.0
+    """Standard deviation of one evaluation of a coalition."""
+    estimator: Literal["permutation", "coalition_uniform"] = "permutation"
+    """permutation: random orders of joining, of Shapley values; coalition_uniform: as in the reference code, which estimates
+    Banzhaf values."""
+    antithetic: bool = False
+    """Of permutation: walk every order in reverse, too. At equal budget there are half as many orders."""
+    budget: Count = 120
+    """Evaluations of coalitions per estimate, at most."""
+    repeats: Annotated[int, Field(ge=2)] = 200
+    """Independent estimates."""
+
+    @property
+    def samples(self) -> int:
+        """What the budget is enough for."""
+        per_order = (self.players + 1) * (2 if self.antithetic else 1)
+        return self.budget // (per_order if self.estimator == "permutation" else 2 * self.players)
+
+    @model_validator(mode="after")
+    def _fits(self) -> CoalitionGame:
+        refuse_idle(self, "", {"antithetic": (self.estimator == "permutation", "estimator: permutation")})
+        if not self.samples:
+            raise ValueError(f"budget {self.budget} is not enough for one sample of {self.players} players; raise it")
+        return self
+
+
 class LinearPvi(Section):
     """Pessimistic value iteration on episodes of a linear MDP (stages/control/exact/r2pvi.py)."""
 
@@ -33,7 +68,19 @@ class LinearPvi(Section):
     shifted: regresses exp(-V/weight) - 1."""
     chi2_direction: Literal["max", "min"] = "max"
     """max: the dual. min: a fault of one of the reference's two programs, to compare with."""
+    weighting: Literal["none", "variance"] = "none"
+    """variance: each episode's step counts by 1 / max(least_variance, variance of the next value), which a first run without
+    weights estimates. Ours: the reference's correction of the variance is not confirmed, and is 0 here."""
+    least_variance: Positive = 1.0
+    """Of weighting: variance. In the simulated problem no next value varies by as much as 1: lower it to see an effect."""
     episodes: Count = 100
+    world: Literal["simulated", "frozen_lake"] = "simulated"
+    """simulated: the paper's five states; frozen_lake: FrozenLake-v1 with unit vectors of state and action as features, where
+    policies are evaluated at other probabilities to slip."""
+    horizon: Count = 30
+    """frozen_lake: steps of an episode; the simulated problem has 3."""
+    slip: Share = 2 / 3
+    """frozen_lake: probability, in the episodes, that an action leads to one of its two sides; 2/3 is Gymnasium's."""
     delta: Share = 0.3
     strength: Share = 0.2
     """delta and strength: of the simulated problem; an action leaps with probability delta +- strength."""
@@ -59,6 +106,10 @@ class LinearPvi(Section):
         for name, used in needs.items():
             if name in self.model_fields_set and not used and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} has no effect with robust: {self.robust}; remove it")
+        lake = (self.world == "frozen_lake", "world: frozen_lake")
+        simulated = (self.world == "simulated", "world: simulated")
+        worlds = {"horizon": lake, "slip": lake, "delta": simulated, "strength": simulated}
+        refuse_idle(self, "", worlds | {"least_variance": (self.weighting == "variance", "weighting: variance")})
         return self
 
 

@@ -11,6 +11,7 @@ from functools import reduce
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import minimize
 
 from stages.control.games.settings import RiskAversion
 from stages.records.card import Card
@@ -23,14 +24,12 @@ CARD = Card(
     "co-players' joint strategy with least probabilities; by fictitious play with steps 1 / (t + 10)",
     assumptions="known payoffs; co-players may deviate with small probability",
     reduces_to="gamma 0, floor 0: fictitious play towards Nash equilibria",
-    tested_by="tests/control/games/test_risk_averse.py",
-    switch="gamma of environment matrix_game, lane control",
+    tested_by="tests/control/games/test_risk_averse.py, tests/control/games/test_psro.py",
+    switch="gamma of environments matrix_game and driving_game, lane control",
 )
 Array = NDArray[np.float64]
 ASCENT_STEPS = 500
 CONVERGED = 1e-8
-DELAY = 10
-"""The step size is 1 / (t + DELAY)."""
 
 
 def floored(strategy: Array, least: float) -> Array:
@@ -52,20 +51,29 @@ def moments(payoffs: Array, strategy: Array) -> tuple[Array, Array]:
     return mean, (centred * strategy) @ centred.T
 
 
-def utility(own: Array, payoffs: Array, strategy: Array, settings: RiskAversion) -> float:
-    """Of the strategy `own` [m] against `strategy` [n]."""
+def utility(own: Array, payoffs: Array, strategy: Array, settings: RiskAversion, noise: Array | None = None) -> float:
+    """Of the strategy `own` [m] against `strategy` [n]. noise [m, n]: variance of the payoff of each pair of actions, which adds
+    own . noise s to the variance."""
     mean, covariance = moments(payoffs, strategy)
     value = float(own @ mean)
+    within = 0.0 if noise is None else settings.gamma * float(own @ noise @ strategy)
     if settings.variance == "opponent_only":
-        return value - settings.gamma * float(own @ covariance @ own)
-    return value - settings.gamma * (float(own @ (payoffs**2 @ strategy)) - value**2)
+        return value - settings.gamma * float(own @ covariance @ own) - within
+    return value - settings.gamma * (float(own @ (payoffs**2 @ strategy)) - value**2) - within
 
 
-def best_response(payoffs: Array, strategy: Array, settings: RiskAversion) -> Array:
-    """The strategy [m] of highest utility against `strategy` [n]; ties: the first action."""
+def best_response(payoffs: Array, strategy: Array, settings: RiskAversion, noise: Array | None = None) -> Array:
+    """The strategy [m] of highest utility against `strategy` [n]; ties: the first action. noise: as in `utility`. Its part is
+    linear in the own strategy, as the mean is, and is subtracted from that. Raises ValueError for noise with an entropy bonus."""
     mean, covariance = moments(payoffs, strategy)
     if settings.entropy:
+        if noise is not None:
+            raise ValueError("noise: responses with an entropy bonus have no variance within pairs; set entropy to 0")
         return _smoothed(payoffs, strategy, settings)
+    if settings.level is not None:
+        return _of_level(mean, covariance, settings.level)
+    if noise is not None:
+        mean = mean - settings.gamma * (noise @ strategy)
     if settings.variance == "total":  # convex in the own strategy: the best one is pure
         return _pure(mean - settings.gamma * np.diag(covariance))
     if settings.gamma == 0:
@@ -85,6 +93,34 @@ def _of_two(mean: Array, covariance: Array, gamma: float) -> Array:
         return _pure(mean)
     first = ((mean[0] - mean[1]) / (2 * gamma) + covariance[1, 1] - covariance[0, 1]) / spread
     return np.array([(clipped := min(max(first, 0.0), 1.0)), 1.0 - clipped])
+
+
+def _of_level(mean: Array, covariance: Array, level: float) -> Array:
+    """The least variance at a mean of at least `level`; the highest mean where that is not possible."""
+    if mean.max() <= level:
+        return _pure(mean)
+    if len(mean) == 2:
+        spread, gap = covariance[0, 0] - 2 * covariance[0, 1] + covariance[1, 1], mean[0] - mean[1]
+        if spread <= 0:
+            return _pure(mean)
+        first = min(max((covariance[1, 1] - covariance[0, 1]) / spread, 0.0), 1.0)
+        if gap:
+            bound = (level - mean[1]) / gap
+            first = max(first, bound) if gap > 0 else min(first, bound)
+        return np.array([first, 1.0 - first])
+    found = minimize(
+        lambda own: own @ covariance @ own,
+        _pure(mean),
+        jac=lambda own: 2.0 * covariance @ own,
+        bounds=[(0.0, 1.0)] * len(mean),
+        constraints=[
+            {"type": "eq", "fun": lambda own: own.sum() - 1.0},
+            {"type": "ineq", "fun": lambda own: own @ mean - level},
+        ],
+        method="SLSQP",
+        options={"ftol": CONVERGED**2, "maxiter": ASCENT_STEPS},
+    )
+    return on_simplex(found.x)
 
 
 def _projected_ascent(mean: Array, covariance: Array, gamma: float) -> Array:
@@ -133,24 +169,53 @@ def against(payoffs: Array, strategies: Sequence[Array], player: int, least: flo
     return table.reshape(len(table), -1), reduce(np.multiply.outer, others).ravel()
 
 
-def fictitious_play(payoffs: Sequence[Array], beliefs: Sequence[Array], settings: RiskAversion, iterations: int) -> list[Array]:
-    """Average strategies after simultaneous play; payoffs: one table per player, with an axis per player."""
+def fictitious_play(
+    payoffs: Sequence[Array],
+    beliefs: Sequence[Array],
+    settings: RiskAversion,
+    iterations: int,
+    noise: Sequence[Array] | None = None,
+) -> list[Array]:
+    """Average strategies after simultaneous play; payoffs: one table per player, with an axis per player; noise: as `utility`'s,
+    one per player with the player's own actions first."""
     average = [belief.astype(float) for belief in beliefs]
+    within: Sequence[Array | None] = [None] * len(payoffs) if noise is None else noise
     for step in range(iterations):
         answers = [
-            best_response(*against(table, average, player, settings.floor), settings) for player, table in enumerate(payoffs)
+            best_response(*against(table, average, player, settings.floor), settings, within[player])
+            for player, table in enumerate(payoffs)
         ]
-        rate = 1.0 / (step + DELAY)
+        rate = 1.0 / (step + settings.delay)
         average = [old + rate * (answer - old) for old, answer in zip(average, answers, strict=True)]
     return average
 
 
-def exploitability(payoffs: Sequence[Array], strategies: Sequence[Array], settings: RiskAversion) -> float:
+def exploitability(
+    payoffs: Sequence[Array], strategies: Sequence[Array], settings: RiskAversion, noise: Sequence[Array] | None = None
+) -> float:
     """Sum over players of what the best response has more utility than the player's strategy; 0 at an equilibrium. The entropy
-    does not count."""
+    does not count. noise: as in `fictitious_play`. With a level, of what the strategy's mean lacks to it (or to the best one
+    below it) and of its variance beyond the best response's."""
     plain, total = settings.model_copy(update={"entropy": 0.0}), 0.0
     for player, table in enumerate(payoffs):
-        facing = against(table, strategies, player, settings.floor)
-        best = best_response(*facing, plain)
-        total += utility(best, *facing, plain) - utility(strategies[player], *facing, plain)
+        facing, within = against(table, strategies, player, settings.floor), None if noise is None else noise[player]
+        best = best_response(*facing, plain, within)
+        if settings.level is not None:
+            total += _missed(strategies[player], best, *facing, settings.level)
+            continue
+        total += utility(best, *facing, plain, within) - utility(strategies[player], *facing, plain, within)
     return total
+
+
+def _missed(own: Array, best: Array, payoffs: Array, strategy: Array, level: float) -> float:
+    mean, covariance = moments(payoffs, strategy)
+    lacking = max(min(level, float(mean.max())) - float(own @ mean), 0.0)
+    return lacking + max(float(own @ covariance @ own - best @ covariance @ best), 0.0)
+
+
+def selected(payoffs: Array, weights: Array, gamma: float, noise: Array | None = None) -> int:
+    """Of candidates with payoffs [m, n] against a population of co-players with `weights` [n], the one of the highest mean minus
+    gamma times the variance; ties: the first. noise: as in `utility`."""
+    mean, covariance = moments(payoffs, weights)
+    variance = np.diag(covariance) + (0.0 if noise is None else noise @ weights)
+    return int((mean - gamma * variance).argmax())

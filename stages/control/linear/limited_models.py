@@ -97,7 +97,8 @@ def _least_squares(normal: Array, right: Array) -> Array:
 def run(settings: LinearModel) -> dict[str, float]:
     """cost_ratio: cost of the controller that is best in the model, in the true system, relative to the best; log_cost_ratio: its
     logarithm; model_error: root mean squared error of the model per dimension, on new data; value_error: the same,
-    weighted by the value's gradient; loss: what was minimised."""
+    weighted by the value's gradient; vaml_error, vaml_bound: root mean squared error of the value to first order, in which errors
+    cancel, and the bound of it, which VaGraM lowers; loss: what was minimised."""
     system = distracted(settings.distractors, settings.gamma)
     inputs, following = transitions(system, settings)
     gradients = value_gradients(system, following)
@@ -114,6 +115,8 @@ def run(settings: LinearModel) -> dict[str, float]:
         "log_cost_ratio": float(np.log(ratio)),
         "model_error": float(np.sqrt((errors**2).mean())),
         "value_error": float(np.sqrt(((errors * weights) ** 2).mean())),
+        "vaml_error": float(np.sqrt(loss("vaml", errors, weights))),
+        "vaml_bound": float(np.sqrt(errors.shape[1] * loss("vagram", errors, weights))),
         "loss": loss(settings.loss, inputs @ model.T - following, gradients),
     }
 

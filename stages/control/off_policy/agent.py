@@ -9,13 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
+from stages.control.off_policy.adversaries import lowest, penalty
+from stages.control.off_policy.critics import BoundedCritics, UnitFeatures, combined
 from stages.control.off_policy.networks import Policy
 from stages.control.off_policy.replay import Replay, Transitions
 from stages.control.off_policy.settings import OffPolicy
 from stages.control.off_policy.updates import FlatAdam, follow
 from stages.values import gaussian
 from stages.values.ensemble import Ensemble
-from stages.values.lipschitz import local_slopes, slope_penalty
+from stages.values.lipschitz import local_slopes
 from stages.values.pessimism import similarity
 
 SCALE_EVERY = 1000
@@ -26,19 +28,23 @@ class Agent(nn.Module):
     """Policy, critics and their slow copies; `update` learns from one batch."""
 
     running: Tensor
+    square: Tensor
+    """[N]: running mean of the spread's square, with `gaussian.scale_of: variance`."""
     scale: Tensor
     """[S]: standard deviations of the states in the replay buffer."""
 
     def __init__(self, settings: OffPolicy, observations: int, actions: int) -> None:
         super().__init__()
-        self.settings, self.entropy = settings, -float(actions)
-        self.policy = Policy(observations, actions, settings.width, settings.layers, settings.activation)
-        outputs = 2 if settings.critic == "gaussian" else 1
-        largest_norm = settings.lipschitz.beta if settings.lipschitz.kind == "spectral" else None
-        sizes = (settings.critics, observations + actions, settings.width, settings.layers, outputs)
-        self.critics = Ensemble(*sizes, settings.activation, largest_norm)
+        self.settings = settings
+        self.entropy = -float(actions) if settings.target_entropy is None else settings.target_entropy
+        log_std = (settings.log_std_range[0], settings.log_std_range[1])
+        body = (settings.width, settings.layers, settings.activation)
+        self.policy = Policy(observations, actions, *body, log_std, settings.unit_features)
+        self.critics = make_critics(settings, observations + actions)
         self.log_alpha = nn.Parameter(torch.tensor(settings.alpha).log())
         self.register_buffer("running", torch.full((settings.critics,), float("nan")))
+        if settings.gaussian.scale_of == "variance":
+            self.register_buffer("square", torch.full((settings.critics,), float("nan")))
         self.register_buffer("scale", torch.ones(observations))
         self.slow_policy, self.slow_critics = copy.deepcopy(self.policy), copy.deepcopy(self.critics)
         self.optimiser = self._optimiser()
@@ -55,8 +61,15 @@ class Agent(nn.Module):
         return FlatAdam(critics, policy, [self.log_alpha], learning_rate=(settings.learning_rate, policy_rate, alpha_rate))
 
     def values(self, observation: Tensor, action: Tensor) -> Tensor:
-        """Q of the most pessimistic critic, [B]."""
-        return self._means(self.critics(torch.cat([observation, action], -1))).amin(0)
+        """Q of the ensemble, by default that of its most pessimistic critic, [B]."""
+        return self._combined(self.critics(torch.cat([observation, action], -1)))
+
+    def all_values(self, observation: Tensor, action: Tensor) -> Tensor:
+        """Every critic's Q, [N, B]."""
+        return self._means(self.critics(torch.cat([observation, action], -1)))
+
+    def _combined(self, outputs: Tensor) -> Tensor:
+        return combined(self._means(outputs), self.settings.aggregate)
 
     def _means(self, outputs: Tensor) -> Tensor:
         return outputs.squeeze(-1) if outputs.shape[-1] == 1 else outputs[..., 0]
@@ -71,7 +84,9 @@ class Agent(nn.Module):
         return self.policy.greedy(observation)
 
     def stepped(self, replay: Replay, steps: int) -> int:
-        """How many updates are due after a step of each environment."""
+        """How many updates are due after a step of each environment; `steps`: of all together."""
+        if steps % self.settings.update_every:
+            return 0
         due = self.settings.updates_per_step * self.settings.environments
         if self.updates % SCALE_EVERY < due:
             self.scale.copy_(replay.everything().observation.std(0, correction=0))
@@ -88,7 +103,8 @@ class Agent(nn.Module):
             entropy = self.log_alpha.exp() * log_density
             discount = settings.gamma * (1.0 - batch.terminated)
         if settings.critic == "scalar":
-            target = batch.reward + discount * (self._means(after).amin(0) - entropy)
+            ahead = self._robust_values(batch.following, action, generator) if settings.lipschitz.robust_target else None
+            target = batch.reward + discount * ((self._combined(after) if ahead is None else ahead) - entropy)
             means = self._means(outputs)
             return mse_loss(means, target.expand_as(means), reduction="sum") * (0.5 / len(target))
         mean, std = gaussian.distribution(outputs)
@@ -97,20 +113,23 @@ class Agent(nn.Module):
             chosen = gaussian.most_pessimistic(next_mean, gaussian.sample(next_mean, next_std, generator))
             expected, sampled = (batch.reward + discount * (value - entropy) for value in chosen)
             self.running.copy_(gaussian.running_spread(self.running, std, settings.gaussian.spread_rate))
-        return gaussian.critic_loss(mean, std, expected, sampled, self.running, settings.gaussian)
+            square = self.square if settings.gaussian.scale_of == "variance" else None
+            if square is not None:
+                square.copy_(gaussian.running_spread(square, std.square(), settings.gaussian.spread_rate))
+        return gaussian.critic_loss(mean, std, expected, sampled, self.running, settings.gaussian, square)
 
     def policy_loss(self, batch: Transitions, generator: torch.Generator) -> Tensor:
-        """Mean of alpha log pi - min Q over new actions, plus alpha's own loss. No gradient reaches the critics."""
+        """Mean of alpha log pi - Q of the ensemble over new actions, plus alpha's own loss. No gradient reaches the critics."""
         action, log_density = self.policy.sample(batch.observation, generator)
-        values = self._means(self.critics(torch.cat([batch.observation, action], -1), frozen=True))
-        loss = (self.log_alpha.detach().exp() * log_density - values.min(0).values).mean()
+        values = self._combined(self.critics(torch.cat([batch.observation, action], -1), frozen=True))
+        loss = (self.log_alpha.detach().exp() * log_density - values).mean()
         if self.settings.tune_alpha:
             loss = loss - self.log_alpha * (log_density.detach() + self.entropy).mean()
         return loss
 
     def update(self, batch: Transitions, generator: torch.Generator) -> None:
-        """One step of the critics; on every `delay`-th call, the first included, also of the policy, alpha and the slow copies.
-        All gradients are taken before any step."""
+        """One step of the critics; on every `delay`-th call, the first included, also of the policy and alpha, and on every
+        `target_every`-th of the slow copies. All gradients are taken before any step."""
         with_policy = self.updates % self.settings.delay == 0
         loss = self.critic_loss(batch, generator)
         if with_policy:
@@ -121,8 +140,9 @@ class Agent(nn.Module):
             loss = loss + self.diversity_loss(batch)
         self.optimiser.descend(loss)
         self.critics.measure(self.settings.lipschitz.power_iterations)
+        follows = self.updates % (self.settings.target_every or self.settings.delay) == 0
         self.updates += 1
-        if with_policy:
+        if follows:
             self._follow()
             self.slow_critics.measure(self.settings.lipschitz.power_iterations)
 
@@ -135,9 +155,23 @@ class Agent(nn.Module):
         settings = self.settings.lipschitz
         if not settings.weight * settings.epsilon:
             return torch.zeros(())
-        scale = self.scale if settings.units == "normalised" else torch.ones_like(self.scale)
         at = partial(self._values_at, self.critics, batch.action)
-        return settings.weight * slope_penalty(at, batch.observation, settings, scale, generator)
+        return settings.weight * penalty(at, batch.observation, settings, self._unit, generator)
+
+    @property
+    def _unit(self) -> Tensor:
+        """Of `lipschitz.epsilon`, [S]."""
+        return self.scale if self.settings.lipschitz.units == "normalised" else torch.ones_like(self.scale)
+
+    def _robust_values(self, state: Tensor, action: Tensor, generator: torch.Generator) -> Tensor | None:
+        """The slow critics' smallest values [B] of actions [B, A] near states [B, S]; None, without any draw, if epsilon is 0."""
+        if not self.settings.lipschitz.epsilon:
+            return None
+
+        def value(near: Tensor) -> Tensor:
+            return self._combined(self.slow_critics(torch.cat([near, action], -1)))
+
+        return lowest(value, state, self.settings.lipschitz, self._unit, generator)
 
     def _values_at(self, critics: Ensemble, action: Tensor, state: Tensor) -> Tensor:
         """Values [N, B] of actions [B, A] in states [1 or N, B, S]."""
@@ -149,7 +183,7 @@ class Agent(nn.Module):
 
     @torch.no_grad()
     def state_values(self, state: Tensor) -> Tensor:
-        """Values [...] of the middle actions in states [..., S], by the most pessimistic critic."""
+        """Values [...] of the middle actions in states [..., S], by the ensemble."""
         flat = state.flatten(0, -2)
         return self.values(flat, self.policy.greedy(flat)).unflatten(0, state.shape[:-1])
 
@@ -175,3 +209,14 @@ class Agent(nn.Module):
             pairs.append((self.slow_policy, self.policy))
         for slow, fast in pairs:
             follow(slow, fast, self.settings.target_rate)
+
+
+def make_critics(settings: OffPolicy, inputs: int) -> Ensemble:
+    """Critics of `inputs` numbers, a state and an action."""
+    outputs, lipschitz = 2 if settings.critic == "gaussian" else 1, settings.lipschitz
+    sizes = (settings.critics, inputs, settings.width, settings.layers, outputs)
+    if settings.unit_features:
+        return UnitFeatures(*sizes, settings.activation)
+    critics = BoundedCritics(*sizes, settings.activation, lipschitz.beta if lipschitz.kind == "spectral" else None)
+    critics.free_last, critics.always = lipschitz.layers == "hidden", lipschitz.reciprocal == "always"
+    return critics

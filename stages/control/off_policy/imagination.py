@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from stages.control.off_policy.agent import Agent
 from stages.control.off_policy.model_fit import fit
 from stages.control.off_policy.replay import Replay, Transitions
 from stages.control.off_policy.settings import OffPolicy
+from stages.control.off_policy.terminations import ends_of
 from stages.control.off_policy.updates import FlatAdam
 from stages.control.off_policy.world_model import WorldModel
 from stages.runtime.validation import ParamsError
@@ -22,7 +24,7 @@ class Imagination:
 
     def __init__(self, settings: OffPolicy, observations: int, actions: int) -> None:
         assert settings.dynamics is not None
-        self.run, self.settings = settings, settings.dynamics
+        self.run, self.settings, self.ends = settings, settings.dynamics, ends_of(settings.task)
         self.model = WorldModel(self.settings, observations, actions)
         rate, decay = self.settings.learning_rate, self.settings.weight_decay
         bounds = [self.model.highest, self.model.lowest]  # apart, since only a probabilistic model's get gradients
@@ -33,20 +35,26 @@ class Imagination:
         self.fits, self.fitted_at = 0, -self.settings.fit_every
 
     def prepare(self, real: Replay, agent: Agent, step: int, generator: torch.Generator) -> None:
-        """Fit the model and roll it out, if `fit_every` steps have passed since the last time. Raises ParamsError if a real
-        episode ended before its time was up: rollouts have no ends."""
+        """Fit the model and roll it out, if `fit_every` steps have passed since the last time. Raises ParamsError as `fit_model`
+        does."""
         if step - self.fitted_at < self.settings.fit_every:
             return
+        self.fit_model(real, agent, generator)
+        self.fitted_at = step
+        self.roll_out(real, agent, step, generator)
+
+    def fit_model(self, real: Replay, agent: Agent, generator: torch.Generator) -> None:
+        """Raises ParamsError if a real episode ended before its time was up and nothing says where rollouts do."""
         data = real.everything()
-        if data.terminated.any():
+        if self.ends is None and data.terminated.any():
             raise ParamsError(
                 f"dynamics: an episode of {self.run.task} ended before its time limit, and the model's rollouts have no ends; "
-                f"remove dynamics, or use a task without termination, such as Pendulum-v1"
+                f"remove dynamics, use a task without termination, such as Pendulum-v1, or add a rule to "
+                f"stages/control/off_policy/terminations.py"
             )
         self.model.measure(data)
         fit(self.model, self.optimiser, data, self.weights(agent, data), self.plain, generator)
-        self.fits, self.fitted_at = self.fits + 1, step
-        self._roll_out(real, agent, step, generator)
+        self.fits += 1
 
     @property
     def plain(self) -> bool:
@@ -58,17 +66,31 @@ class Imagination:
         """Of the errors, [K, B, S]; None for losses without."""
         if self.settings.loss not in ("vaml", "vagram"):
             return None
-        gradients = agent.value_gradients(data.following, self.settings.value_aware.heads)
-        return weights_of(gradients, self.model.output_std[:-1], self.settings.value_aware)
+        aware = self.settings.value_aware
+        gradients = agent.value_gradients(data.following, aware.heads)
+        if aware.mask_ends:
+            gradients = gradients * (1.0 - data.terminated)[:, None]
+        found = weights_of(gradients, self.model.output_std[:-1], aware)
+        return found.abs().clamp(min=aware.floor) if aware.floor else found
+
+    def roll_out(self, real: Replay, agent: Agent, step: int, generator: torch.Generator) -> None:
+        """Add rollouts to what is learnt from."""
+        for transitions in self.rollouts(real, agent, step, generator):
+            self.replay.add(transitions)
 
     @torch.no_grad()
-    def _roll_out(self, real: Replay, agent: Agent, step: int, generator: torch.Generator) -> None:
+    def rollouts(self, real: Replay, agent: Agent, step: int, generator: torch.Generator) -> Iterator[Transitions]:
+        """The first, second, ... steps of rollouts from real states. Where the task ends a rollout stops, and its last transition
+        is terminal; where only the rollout ends, it is not."""
         state = real.draw(self.settings.rollouts, generator).observation
         for _ in range(self.settings.horizon.at(step)):
             action = agent.policy.sample(state, generator)[0]
             following, reward = self.model.step(state, action, generator)
-            self.replay.add(Transitions(state, action, reward, following, torch.zeros_like(reward)))
-            state = following
+            over = torch.zeros_like(reward) if self.ends is None else self.ends(following).float()
+            yield Transitions(state, action, reward, following, over)
+            state = following if self.ends is None else following[over == 0.0]
+            if not len(state):
+                return
 
     def real_share(self, step: int) -> float:
         """Of real transitions in what the agent learns from."""

@@ -33,7 +33,7 @@ def fit(
         _epoch(model, optimiser, data, weights, plain, rows, generator)
         with torch.no_grad():
             found = model.loss(_at(data, held_out), _weights_at(weights, held_out), plain)
-        better = found < best
+        better = found < _to_beat(best, settings.least_improvement)
         best = torch.where(better, found, best)
         _keep(kept, model, better)
         waited = 0 if better.any() else waited + 1
@@ -44,6 +44,11 @@ def fit(
             parameter.copy_(one)
     model.elites.copy_(best.argsort(stable=True)[: settings.elites].sort().values)
     return best
+
+
+def _to_beat(best: Tensor, share: float) -> Tensor:
+    """What a loss must be below to count as better than `best`, which is infinite at first."""
+    return torch.where(best.isinf(), best, best - share * best.abs()) if share else best
 
 
 def _epoch(

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from stages.runtime.validation import Count, NonNegative, Positive, Section, Share
+from stages.runtime.validation import Count, NonNegative, Positive, Section, Share, refuse_idle
 from stages.values.settings import ValueAware
 
 
@@ -29,15 +29,26 @@ class Horizon(Section):
         return int(self.first + share * (self.last - self.first))
 
 
+class ValueGradients(ValueAware):
+    """`ValueAware` with what the agent's critics give reason for."""
+
+    mask_ends: bool = True
+    """An end of the task has no value: the gradient there is 0. false: as the reference code, which takes the critics' all the
+    same."""
+    floor: NonNegative = 0.0
+    """vagram: least size of a weight, in units of the weights; 0: a dimension, or a whole model, without influence on the value
+    is not learnt. Ours: the paper's remedy is the first fit alone."""
+
+
 class Dynamics(Section):
     """A learnt model of the task, whose rollouts the agent learns from too (MBPO, arXiv 1906.08253). For tasks whose episodes
-    end by their time limit alone."""
+    end by their time limit alone, and those of stages/control/off_policy/terminations.py."""
 
     kind: Literal["deterministic", "probabilistic"] = "deterministic"
     """probabilistic: predict a Gaussian."""
     loss: Literal["mse", "nll", "vaml", "vagram"] = "mse"
     """nll: of the probabilistic model; vaml, vagram: value-aware, of the deterministic one."""
-    value_aware: ValueAware = ValueAware()
+    value_aware: ValueGradients = ValueGradients()
     members: Count = 1
     elites: Count = 1
     """The best members by validation loss, one of which predicts each step of a rollout."""
@@ -52,6 +63,8 @@ class Dynamics(Section):
     """Most per fit."""
     patience: Count = 5
     """Epochs without a better validation loss after which a fit ends; the best weights are kept."""
+    least_improvement: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """A validation loss is better if it is lower by more than this share of the best one; 0.01 in the code of MBPO and RAVL."""
     fit_every: Count = 250
     """Steps of the task between fits, each of which is followed by rollouts."""
     rollouts: Count = 10_000
@@ -61,6 +74,10 @@ class Dynamics(Section):
     horizon: Horizon = Horizon()
     output_noise: NonNegative = 0.0
     """Standard deviation of noise added to predicted states, in standard deviations of the states."""
+    penalty: Literal["none", "mopo"] = "none"
+    """mopo: subtract from the rewards of rollouts how uncertain the probabilistic model is (arXiv 2005.13239)."""
+    penalty_weight: NonNegative = 1.0
+    """Of mopo: times the largest length, over all members, of the predicted standard deviations of next state and reward."""
     real_share: Share = 0.05
     """Of the transitions that the agent learns from. 1: as without `dynamics`: no model is fitted, and none is rolled out."""
     mixture: Literal["within", "whole"] = "within"
@@ -77,4 +94,9 @@ class Dynamics(Section):
             raise ValueError(f"loss {self.loss} does not fit kind: {self.kind}, whose loss is {wanted}")
         if self.loss not in ("vaml", "vagram") and self.value_aware.model_fields_set:
             raise ValueError(f"value_aware has no effect with loss: {self.loss}; remove it, or set loss: vagram or vaml")
+        if self.loss == "vaml" and self.value_aware.floor:
+            raise ValueError("value_aware.floor has no effect with loss: vaml, whose terms cancel all the same; set loss: vagram")
+        if self.penalty == "mopo" and self.kind != "probabilistic":
+            raise ValueError(f"penalty mopo needs kind: probabilistic; a {self.kind} model has no spread to be uncertain by")
+        refuse_idle(self, "", {"penalty_weight": (self.penalty == "mopo", "penalty: mopo")})
         return self

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
+from stages.control.off_policy.critics import UnitFeatures
 from stages.values.ensemble import Ensemble
 
 LOG_STD = (-20.0, 2.0)
-"""Range of the logarithm of the policy's standard deviation before tanh."""
+"""Range of the logarithm of the policy's standard deviation before tanh, where settings have none."""
 CONSTANT = 0.5 * math.log(2.0 * math.pi) + 2.0 * math.log(2.0)
 """Subtracted from each dimension's log-density: log sqrt(2 pi) of the Gaussian and log 4 of the slope of tanh."""
 
@@ -19,14 +20,25 @@ CONSTANT = 0.5 * math.log(2.0 * math.pi) + 2.0 * math.log(2.0)
 class Policy(nn.Module):
     """A Gaussian through tanh: actions between -1 and 1."""
 
-    def __init__(self, observations: int, actions: int, width: int, layers: int, activation: str = "relu") -> None:
+    def __init__(
+        self,
+        observations: int,
+        actions: int,
+        width: int,
+        layers: int,
+        activation: str = "relu",
+        log_std: tuple[float, float] = LOG_STD,
+        unit_features: bool = False,
+    ) -> None:
         super().__init__()
-        self.network = Ensemble(1, observations, width, layers, 2 * actions, activation)
+        self.log_std = log_std
+        kind = UnitFeatures if unit_features else Ensemble
+        self.network = kind(1, observations, width, layers, 2 * actions, activation)
 
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and logarithm of the standard deviation, [B, A], before tanh."""
         mean, log_std = self.network(observation).squeeze(0).chunk(2, -1)
-        return mean, log_std.clamp(*LOG_STD)
+        return mean, log_std.clamp(*self.log_std)
 
     def sample(self, observation: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Actions [B, A] and their log-densities [B]; gradients pass through the draw."""

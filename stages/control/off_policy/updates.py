@@ -24,15 +24,18 @@ class FlatAdam:
         epsilon: float = 1e-8,
         weight_decay: float = 0.0,
         largest_norm: float | None = None,
+        decoupled: bool = False,
     ) -> None:
-        """learning_rate: of all groups, or each one's. weight_decay: of L2 regularisation. largest_norm: of a group's gradient; a
-        longer one is scaled down to it."""
+        """learning_rate: of all groups, or each one's. weight_decay: of L2 regularisation; decoupled: as AdamW has it (arXiv
+        1711.05101). largest_norm: of a group's gradient; a longer one is scaled down to it."""
         self.groups = [list(group) for group in groups]
         self.rates = list(learning_rate) if isinstance(learning_rate, Sequence) else [learning_rate] * len(self.groups)
         self.parameters = [parameter for group in self.groups for parameter in group]
         options = {"eps": epsilon, "weight_decay": weight_decay}
         self.options: dict[str, Any] = {**options, "beta1": 0.9, "beta2": 0.999, "amsgrad": False, "maximize": False}
         self.largest_norm = largest_norm
+        # what torch.optim.Adam(fused=True) calls, without its bookkeeping, which takes about as long for small networks
+        self.fused = torch._fused_adamw_ if decoupled else torch._fused_adam_
         self.flat = [flattened(group) for group in self.groups]
         self.moments = [(torch.zeros_like(flat), torch.zeros_like(flat), torch.zeros(())) for flat in self.flat]
         """Of each group: mean of the gradient and of its square, and the number of updates."""
@@ -59,8 +62,7 @@ class FlatAdam:
         # It holds for one thread, and threads that begin meanwhile keep it: with several threads, slow but the same everywhere.
         flushing = torch.get_num_threads() == 1 and torch.set_flush_denormal(True)
         try:
-            # what torch.optim.Adam(fused=True) calls, without its bookkeeping, which takes about as long for small networks
-            torch._fused_adam_([flat], [gradient], [mean], [square], [], [updates], lr=rate, **self.options)
+            self.fused([flat], [gradient], [mean], [square], [], [updates], lr=rate, **self.options)
         finally:
             if flushing:
                 torch.set_flush_denormal(False)

@@ -92,12 +92,23 @@ class WorldModel(nn.Module):
             following = following + unit * torch.randn(following.shape, generator=generator)
         return following, outputs[..., -1]
 
+    @torch.no_grad()
+    def uncertainty(self, observation: Tensor, action: Tensor) -> Tensor:
+        """Of a Gaussian, [B]: the largest Euclidean length over all members of the standard deviations of next state and reward,
+        in their own units, as MOPO's code has it."""
+        log_std = self(observation, action)[1]
+        assert log_std is not None
+        return (log_std.exp() * self.output_std).norm(dim=-1).amax(0)
+
     def step(self, observation: Tensor, action: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Next states [B, S] and rewards [B], each by a random elite."""
+        """Next states [B, S] and rewards [B], each by a random elite; rewards less the penalty, if there is one."""
         following, reward = self.predictions(observation, action, generator)
         chosen = torch.randint(len(self.elites), (len(observation),), generator=generator)
         rows = torch.arange(len(observation))
-        return following[chosen, rows], reward[chosen, rows]
+        following, reward = following[chosen, rows], reward[chosen, rows]
+        if self.settings.penalty == "mopo":
+            reward = reward - self.settings.penalty_weight * self.uncertainty(observation, action)
+        return following, reward
 
 
 def _positive(spread: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from stages.control.off_policy.model_settings import Dynamics, Horizon
 from stages.control.off_policy.settings import OffPolicy
 from stages.runtime.validation import Count, NonNegative, Positive, Section, refuse_idle
 
@@ -38,6 +39,35 @@ class DataSets(Section):
         return OffPolicy.model_validate(self.agent)
 
 
+MODEL = (
+    *("kind", "loss", "members", "elites", "layers", "width", "learning_rate", "weight_decay", "batch", "validation", "epochs"),
+    *("patience", "least_improvement", "output_noise", "penalty", "penalty_weight"),
+)
+"""Keys of `Dynamics` that only a learnt model has."""
+
+
+class OfflineDynamics(Dynamics):
+    """A model of the data set, fitted once, from whose rollouts the agent learns too: the trainer on which RAVL is compared with
+    penalised models (stages/control/offline/imagination.py)."""
+
+    exact: bool = False
+    """The task's own dynamics in place of a learnt model, so that no error is the model's; of Pendulum-v1 alone."""
+    fit_every: Count = 1000
+    """Updates between rollouts, each by the policy as it is then."""
+    kept_fits: Count = 5
+    """Times of rolling out that are learnt from."""
+    horizon: Horizon = Horizon(first=5, last=5)
+    """By updates."""
+
+    @model_validator(mode="after")
+    def _offline(self) -> OfflineDynamics:
+        if self.loss in ("vaml", "vagram"):
+            raise ValueError(f"loss {self.loss} weighs errors by values, which are random when the model of a data set is fitted")
+        refuse_idle(self, "", {"ramp": (False, "steps of the task, of which offline learning has none")})
+        refuse_idle(self, "", dict.fromkeys(MODEL, (not self.exact, "exact: false")))
+        return self
+
+
 class Offline(Section):
     """Learning from a data set without playing (stages/control/offline/training.py)."""
 
@@ -63,6 +93,18 @@ class Offline(Section):
     """iql, sac: members of the ensemble; the most pessimistic one counts."""
     diversity: NonNegative = 0.0
     """sac: weight of the similarity between the critics' gradients by the action (EDAC)."""
+    aggregate: Literal["min", "mean", "min_of_2"] = "min"
+    """sac: the ensemble's value; see `OffPolicy`."""
+    policy_learning_rate: Positive | None = None
+    """sac; null: `learning_rate`."""
+    alpha_learning_rate: Positive | None = None
+    """sac: of the entropy's weight; null: the policy's."""
+    log_std_range: Annotated[list[float], Field(min_length=2, max_length=2)] = [-20.0, 2.0]
+    """sac: least and most logarithm of the policy's standard deviation, before tanh; -5 and 2 in RAVL's code."""
+    tune_alpha: bool = True
+    """sac: learn the entropy's weight, which is 1 at first."""
+    dynamics: OfflineDynamics | None = None
+    """sac: learn from a model's rollouts, too; null: from the data alone."""
     expectile: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.7
     """iql: which expectile of Q over the data's actions is the value; 0.5: the mean."""
     inverse_temperature: NonNegative = 3.0
@@ -82,9 +124,22 @@ class Offline(Section):
             raise ValueError(f"updates {self.updates} must be a multiple of evaluate_every {self.evaluate_every}")
         iql, sac = (self.method == "iql", "method: iql"), (self.method == "sac", "method: sac")
         values = (self.method != "bc", "method: iql or sac")
-        needs = {"expectile": iql, "inverse_temperature": iql, "most_weight": iql, "diversity": sac}
+        needs = {"expectile": iql, "inverse_temperature": iql, "most_weight": iql}
+        needs |= dict.fromkeys(
+            ("diversity", "aggregate", "policy_learning_rate", "alpha_learning_rate", "tune_alpha", "log_std_range"), sac
+        )
+        needs |= {"dynamics": sac}
         shared = dict.fromkeys(("critics", "target_rate", "gamma", "reward_scale"), values)
         refuse_idle(self, "", {**needs, **shared})
         if self.diversity and self.critics == 1:
             raise ValueError("diversity compares critics, of which there is one; raise critics, or remove diversity")
+        if self.log_std_range[0] >= self.log_std_range[1]:
+            raise ValueError(f"log_std_range {self.log_std_range}: the first, the least, must be below the second")
+        refuse_idle(self, "", {"aggregate": (self.critics > 1, "two critics or more")})
+        refuse_idle(self, "", {"alpha_learning_rate": (self.tune_alpha, "tune_alpha: true")})
         return self
+
+    @property
+    def imagines(self) -> bool:
+        """Whether the agent learns from a model's rollouts, too."""
+        return self.dynamics is not None and self.dynamics.real_share < 1.0

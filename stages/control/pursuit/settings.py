@@ -33,7 +33,16 @@ class Pursuit(Section):
     """Of permutation: also walk every order in reverse, at twice the cost. Off, so that the plain estimator is the one compared
     with."""
     episodes: Count = 200
-    """Of exact: per coalition, on the same draws."""
+    """Of exact, and of a sampling estimator with cache_coalitions: per coalition."""
+    players: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None = None
+    """Predators, from 0, whose contributions are computed; the others always chase. null: all."""
+    common_random_numbers: bool = True
+    """The coalitions of a sample, or all of exact, share their random draws; false: each has its own."""
+    cache_coalitions: bool = False
+    """Of a sampling estimator: play each coalition once, for `episodes` episodes; false: one new episode every time."""
+    details: bool = False
+    """Also write error_<i>, the standard error of each contribution, and share_<i>, its share of what the players gain together,
+    where that is clear (contributions.py)."""
     size: Annotated[int, Field(ge=2, le=100)] = 12
     """Of the grid."""
     steps: Count = 50
@@ -44,15 +53,23 @@ class Pursuit(Section):
     @model_validator(mode="after")
     def _fits(self) -> Pursuit:
         count = len(self.speeds)
+        players = range(count) if self.players is None else self.players
+        if len(set(players)) < len(players):
+            raise ValueError(f"players names a predator twice: {self.players}")
+        if unknown := [player for player in players if player >= count]:
+            raise ValueError(f"players {unknown[0]}: the predators are 0 to {count - 1}")
         if self.replacement == "random_player" and count == 1:
             raise ValueError("replacement random_player needs another predator; add one to speeds, or use noop")
         if self.switched_off is not None and self.switched_off >= count:
             raise ValueError(f"switched_off {self.switched_off}: the predators are 0 to {count - 1}")
-        if self.estimator == "exact" and count > MOST_EXACT:
+        if self.estimator == "exact" and len(players) > MOST_EXACT:
             raise ValueError(
-                f"{count} predators have {2**count} coalitions; use estimator: permutation for more than {MOST_EXACT}"
+                f"{len(players)} predators have {2 ** len(players)} coalitions; use estimator: permutation for more than "
+                f"{MOST_EXACT}"
             )
         exact, sampled = (self.estimator == "exact", "estimator: exact"), (self.estimator != "exact", "a sampling estimator")
         permuted = (self.estimator == "permutation", "estimator: permutation")
-        refuse_idle(self, "", {"value": exact, "episodes": exact, "samples": sampled, "antithetic": permuted})
+        whole = (self.estimator == "exact" or self.cache_coalitions, "estimator: exact, or cache_coalitions: true")
+        needs = {"value": exact, "episodes": whole, "samples": sampled, "antithetic": permuted, "cache_coalitions": sampled}
+        refuse_idle(self, "", needs)
         return self

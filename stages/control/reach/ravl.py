@@ -28,7 +28,7 @@ CARD = Card(
     assumptions="members of the ensemble differ where there are no data",
     reduces_to="critics 1, or rollouts long enough to have no edge: Q-learning on the model",
     tested_by="tests/control/reach/test_ravl.py",
-    switch="critics: 10 of environment reach, lane control; annotate.q_model.ensemble: {}",
+    switch="critics: 10 of environment reach, or offline with dynamics, lane control; annotate.q_model.ensemble: {}",
 )
 Array = NDArray[np.float64]
 PRECISION = 1e-9
@@ -105,7 +105,11 @@ def first_values(settings: Reach) -> Array:
 
 
 def combined(values: Array, aggregate: str) -> Array:
-    """The ensemble's values [...] from its members' [N, ...]."""
+    """The ensemble's values [...] from its members' [N, ...]. min_of_2: of N members in rising order, the i-th (from 0) is the
+    smaller one in N - 1 - i pairs."""
+    if aggregate == "min_of_2":
+        pairs = np.arange(len(values) - 1, -1, -1.0)
+        return np.tensordot(pairs / pairs.sum(), np.sort(values, 0), 1)
     return values.min(0) if aggregate == "min" else values.mean(0)
 
 
@@ -115,7 +119,12 @@ def iterations(gamma: float) -> int:
 
 
 def learn(settings: Reach, rollouts: Rollouts, values: Array) -> Array:
-    """The ensemble's action values [S, 2] after learning on `rollouts`, from members' first `values` [N, S, 2].
+    """The ensemble's action values [S, 2] after learning on `rollouts`, from members' first `values` [N, S, 2]."""
+    return combined(learn_members(settings, rollouts, values), settings.aggregate)
+
+
+def learn_members(settings: Reach, rollouts: Rollouts, values: Array) -> Array:
+    """Every member's action values [N, S, 2] after learning on `rollouts`, from first `values` [N, S, 2].
 
     All members are trained on the same targets, and a table fits them exactly: sweeps replace the trained entries."""
     table = predicted(settings)
@@ -127,7 +136,12 @@ def learn(settings: Reach, rollouts: Rollouts, values: Array) -> Array:
         if settings.true_edge_values:
             ahead = np.where(edge, best, ahead)
         values[:, trained] = (reward + settings.gamma * ahead[table].mean(0))[trained]
-    return combined(values, settings.aggregate)
+    return values
+
+
+def disagreement(values: Array, states: NDArray[np.bool_]) -> float:
+    """Mean standard deviation over members of their values [N, S, 2] in the marked states [S]; 0 if there are none."""
+    return float(values.std(0)[states].mean()) if states.any() else 0.0
 
 
 def optimal_values(settings: Reach) -> Array:
@@ -160,9 +174,11 @@ def leaves(settings: Reach, policy: NDArray[np.int64], rollouts: Rollouts) -> bo
 def run(settings: Reach) -> dict[str, float]:
     """Learn once. return: of the greedy policy from the dataset's states, exact; suboptimality: what the best policy gets more;
     overestimation: learnt value minus that return; leaves: 1 if the policy leaves the trained states; edge_targets: share of
-    transitions whose target uses the value of a state that is never trained."""
+    transitions whose target uses the value of a state that is never trained; disagreement_edge, disagreement_inner: mean standard
+    deviation over the critics in such states, and in those of which both actions are trained."""
     rollouts = roll_out(settings)
-    learnt = learn(settings, rollouts, first_values(settings))
+    members = learn_members(settings, rollouts, first_values(settings))
+    learnt = combined(members, settings.aggregate)
     policy, start = learnt.argmax(1), slice(0, settings.covered)
     achieved = policy_values(settings, policy)[start].mean()
     return {
@@ -171,6 +187,8 @@ def run(settings: Reach) -> dict[str, float]:
         "overestimation": float(learnt.max(1)[start].mean() - achieved),
         "leaves": float(leaves(settings, policy, rollouts)),
         "edge_targets": float(rollouts.edge(settings.states)[rollouts.following].mean()),
+        "disagreement_edge": disagreement(members, rollouts.edge(settings.states)),
+        "disagreement_inner": disagreement(members, rollouts.trained(settings.states).all(1)),
     }
 
 

@@ -39,8 +39,9 @@ class Reach(Section):
     gamma: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.95
     critics: Count = 10
     """Members of the ensemble; 1: no pessimism."""
-    aggregate: Literal["min", "mean"] = "min"
-    """The ensemble's value."""
+    aggregate: Literal["min", "mean", "min_of_2"] = "min"
+    """The ensemble's value. min_of_2: the smaller of two members, averaged over all pairs of members; ours, as the paper does not
+    say which two: it is the expectation of REDQ's target (arXiv 2101.05982), and with two critics the minimum."""
     spread: Positive = 5.0
     """Standard deviation of the values that learning begins with."""
     true_edge_values: bool = False

@@ -6,6 +6,8 @@ dimensions of the first level, then of the next. Position p stands for dimension
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -21,7 +23,7 @@ CARD = Card(
     assumptions="actions in a box; rewards scaled to alpha",
     reduces_to="one dimension and level: soft Q-learning; alpha to 0: dueling Q-learning; condition none: independent dimensions",
     tested_by="tests/control/soft_q/test_arsq.py",
-    switch="condition: prefix of environments joint_actions and detour, lane control",
+    switch="condition: prefix of environments joint_actions, detour and soft_q, lane control",
 )
 
 
@@ -42,10 +44,22 @@ def decode(codes: Tensor, dimensions: int, bins: int) -> Tensor:
     return offsets(codes, dimensions, bins).sum(1)
 
 
-def prefixes(codes: Tensor, dimensions: int, bins: int) -> Tensor:
-    """Centres of all dimensions' intervals before each choice, [B, T, D] of [B, T]."""
+def sequence(levels: int, dimensions: int, order: str, first_dimension: str) -> list[int]:
+    """The positions [T] in the order of the choices; a dimension's levels are always coarse to fine."""
+    of_level = list(range(dimensions))[:: 1 if first_dimension == "first" else -1]
+    if order == "level_major":
+        return [level * dimensions + place for level in range(levels) for place in of_level]
+    return [level * dimensions + place for place in of_level for level in range(levels)]
+
+
+def prefixes(codes: Tensor, dimensions: int, bins: int, order: list[int] | None = None) -> Tensor:
+    """Centres of all dimensions' intervals before each choice, [B, T, D] of [B, T]. order: see `sequence`; None: by position."""
     moved = offsets(codes, dimensions, bins)
-    return moved.cumsum(1) - moved
+    if order is None:
+        return moved.cumsum(1) - moved
+    chosen = moved[:, order]
+    before = chosen.cumsum(1) - chosen
+    return before[:, torch.tensor(order).argsort()]
 
 
 def encode(action: Tensor, levels: int, bins: int) -> Tensor:
@@ -88,6 +102,16 @@ def reduced(terms: Tensor, demonstrated: int, reduce: str) -> Tensor:
     return terms[..., :demonstrated].mean(-1) if demonstrated else torch.zeros(terms.shape[:-1])
 
 
+def make_orthogonal(network: Ensemble) -> None:
+    """Orthogonal weights, of gain sqrt(2) in hidden layers and 1 in the last one, and biases of 0."""
+    *hidden, last = network.weights
+    for weights, gain in [*((one, math.sqrt(2.0)) for one in hidden), (last, 1.0)]:
+        for member in weights:
+            nn.init.orthogonal_(member, gain)
+    for biases in network.biases:
+        biases.zero_()
+
+
 class SoftQ(nn.Module):
     """Two networks; each gives V(s) and the advantages of every position."""
 
@@ -96,17 +120,20 @@ class SoftQ(nn.Module):
         self.dimensions, self.bins, self.alpha = dimensions, settings.bins, settings.alpha
         self.positions = settings.levels * dimensions
         self.conditioned = settings.condition == "prefix"
-        width, layers = settings.width, settings.layers
-        self.state_value = Ensemble(2, observations, width, layers, 1)
-        self.heads = Ensemble(2, observations + dimensions, width, layers, self.positions * self.bins)
+        self.order = sequence(settings.levels, dimensions, settings.order, settings.first_dimension)
+        width, layers, activation = settings.width, settings.layers, settings.activation
+        self.state_value = Ensemble(2, observations, width, layers, 1, activation)
+        self.heads = Ensemble(2, observations + dimensions, width, layers, self.positions * self.bins, activation)
         with torch.no_grad():
             for network in (self.state_value, self.heads):  # at first all bins are about equally likely, at a small alpha too
+                if settings.first_weights == "orthogonal":
+                    make_orthogonal(network)
                 network.weights[-1].mul_(FIRST_OUTPUTS)
                 network.biases[-1].zero_()
 
     def advantages(self, observation: Tensor, codes: Tensor) -> Tensor:
         """[2, B, T, bins] after the choices [B, T] before each position, of observations [B, S]."""
-        before = prefixes(codes, self.dimensions, self.bins)
+        before = prefixes(codes, self.dimensions, self.bins, self.order if self.order != sorted(self.order) else None)
         if not self.conditioned:
             before = torch.zeros_like(before)
         inputs = torch.cat([observation[:, None].expand(-1, self.positions, -1), before], -1)
@@ -123,7 +150,7 @@ class SoftQ(nn.Module):
     def act(self, observation: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Actions [B, D], position by position from the smaller of both networks' advantages; greedy without `generator`."""
         codes = torch.zeros(len(observation), self.positions, dtype=torch.int64)
-        for position in range(self.positions):
+        for position in self.order:
             smaller = self.advantages(observation, codes)[:, :, position].amin(0)
             if generator is None:
                 codes[:, position] = smaller.argmax(-1)

@@ -24,7 +24,7 @@ from stages.control.offline.datasets import DataSet, PlayedEpisode
 from stages.control.offline.settings import Offline
 from stages.control.one_run import one_run
 from stages.control.soft_q.agent import SoftQAgent
-from stages.control.soft_q.settings import DetourTask, SoftQLearning
+from stages.control.soft_q.settings import ARSQ_ONLY, DetourTask, SoftQLearning
 from stages.runtime.command import command
 from stages.seeding import key64
 
@@ -82,9 +82,10 @@ def trained(settings: DetourTask) -> Any:
         probe = VectorTask(settings.task, 1)
         demonstrations = Demonstrations(offline.transitions(recorded(settings), probe, 1.0), settings.demonstration_share)
     if settings.learner == "sac":
-        online = Training(OffPolicy(**loop, alpha=settings.alpha), demonstrations=demonstrations)
+        chosen = OffPolicy(**loop, alpha=settings.alpha, updates_per_step=settings.updates_per_step)
+        online = Training(chosen, demonstrations=demonstrations)
     else:
-        own = {name: getattr(settings, name) for name in ("levels", "bins", "condition", "alpha", "demo")}
+        own = {name: getattr(settings, name) for name in (*ARSQ_ONLY, "alpha", "updates_per_step", "act_network")}
         rows = 0 if demonstrations is None else demonstrations.rows(settings.batch)
         make = lambda chosen, seen, actions: SoftQAgent(chosen, seen, actions, rows)  # noqa: E731
         online = Training(SoftQLearning(**loop, **own), make, demonstrations)

@@ -2,10 +2,13 @@
 
 `python -m stages.control.soft_q.joint_actions --settings FILE --result FILE` learns once: a run of lane control with
 `environment: joint_actions`. The reward depends on the signs of both parts (REWARDS), and the data seldom has the best pair
-(SHARES). The best sum of one value per part, fitted to these data, is at another pair.
+(SHARES). The best sum of one value per part, fitted to these data, is at another pair. With `rewards: ring` good actions are on a
+ring (RING) instead.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -13,10 +16,10 @@ from torch import Tensor
 from stages.control.off_policy.agent import Agent
 from stages.control.off_policy.replay import Transitions
 from stages.control.off_policy.settings import OffPolicy
-from stages.control.off_policy.updates import FlatAdam
 from stages.control.offline.agents import Clone
 from stages.control.offline.settings import Offline
 from stages.control.one_run import one_run
+from stages.control.soft_q.agent import optimiser_of
 from stages.control.soft_q.arsq import SoftQ, demo_term, encode, reduced
 from stages.control.soft_q.settings import JointActions
 from stages.runtime.command import command
@@ -26,12 +29,17 @@ REWARDS = torch.tensor([[1.0, -1.0], [0.0, 0.2]])
 """By the first part's sign (negative, positive) and the second's."""
 SHARES = torch.tensor([[0.1, 0.4], [0.25, 0.25]])
 """Of the data."""
+RING = (0.5, 0.9)
+"""Radii between which actions are good, with rewards: ring."""
 DRAWS = 1000
 """Actions of the soft policy in its evaluation."""
 
 
-def reward_of(action: Tensor) -> Tensor:
+def reward_of(action: Tensor, rewards: str = "signs") -> Tensor:
     """Expected rewards [B] of actions [B, 2]."""
+    if rewards == "ring":
+        radius = action.norm(dim=1)
+        return torch.where((radius >= RING[0]) & (radius <= RING[1]), 1.0, -1.0)
     sign = (action > 0).long()
     return REWARDS[sign[:, 0], sign[:, 1]]
 
@@ -39,11 +47,23 @@ def reward_of(action: Tensor) -> Tensor:
 def dataset(settings: JointActions) -> tuple[Tensor, Tensor]:
     """Actions [N, 2] and noisy rewards [N]."""
     generator = _generator(settings, "data")
+    if settings.rewards == "ring":
+        return ring_data(settings, generator)
     pair = torch.multinomial(SHARES.flatten(), settings.data, replacement=True, generator=generator)
     sign = torch.stack([pair // 2, pair % 2], 1) * 2.0 - 1.0
     action = sign * (0.1 + 0.8 * torch.rand(settings.data, 2, generator=generator))
     noise = settings.noise * torch.randn(settings.data, generator=generator)
     return action, reward_of(action) + noise
+
+
+def ring_data(settings: JointActions, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Of `rewards: ring`: one half on the ring, in all directions, the other anywhere."""
+    count, half = settings.data, settings.data // 2
+    angle, radius = 2.0 * math.pi * torch.rand(half, generator=generator), torch.rand(half, generator=generator)
+    radius = RING[0] + (RING[1] - RING[0]) * radius
+    on_it = torch.stack([radius * angle.cos(), radius * angle.sin()], 1)
+    action = torch.cat([on_it, 2.0 * torch.rand(count - half, 2, generator=generator) - 1.0])
+    return action, reward_of(action, "ring") + settings.noise * torch.randn(count, generator=generator)
 
 
 def learn(settings: JointActions) -> SoftQ:
@@ -52,14 +72,14 @@ def learn(settings: JointActions) -> SoftQ:
     model = SoftQ(1, 2, settings)
     action, reward = dataset(settings)
     codes, generator = encode(action, settings.levels, settings.bins), _generator(settings, "batches")
-    optimiser = FlatAdam(model.parameters(), learning_rate=settings.learning_rate)
+    optimiser = optimiser_of(model, settings.learning_rate, settings)
     state = torch.ones(settings.batch, 1)
     for _ in range(settings.updates):
         rows = torch.randint(settings.data, (settings.batch,), generator=generator)
         values, advantages = model(state, codes[rows])
         error = ((values - reward[rows]) ** 2).mean(1)
         term = reduced(demo_term(advantages, codes[rows], settings.demo), settings.batch, settings.demo.reduce)
-        optimiser.descend((error + settings.demo.weight * term).sum())
+        optimiser.descend((settings.bellman_weight * error + settings.demo.weight * term).sum())
     return model
 
 
@@ -85,12 +105,16 @@ def rival_figures(settings: JointActions) -> dict[str, float]:
     agent = rival(settings)
     generator, many = _generator(settings, "actions"), torch.ones(DRAWS, 1)
     drawn = agent.policy.sample(many, generator)[0] if isinstance(agent, Agent) else agent.drawn(many, generator)
-    found = {"greedy_reward": float(reward_of(agent.greedy(many[:1]))[0]), "soft_reward": float(reward_of(drawn).mean())}
+    greedy = agent.greedy(many[:1])
+    found = {
+        "greedy_reward": float(reward_of(greedy, settings.rewards)[0]),
+        "soft_reward": float(reward_of(drawn, settings.rewards).mean()),
+    }
     if isinstance(agent, Agent):
         action, _ = dataset(settings)
         with torch.no_grad():
             values = agent.critics(torch.cat([torch.ones(len(action), 1), action], 1))[..., 0].mean(0)
-        found["value_error"] = float((values - reward_of(action)).square().mean().sqrt())
+        found["value_error"] = float((values - reward_of(action, settings.rewards)).square().mean().sqrt())
     return found
 
 
@@ -105,12 +129,12 @@ def run(settings: JointActions) -> dict[str, float]:
     state = torch.ones(len(action), 1)
     with torch.no_grad():
         values, advantages = model(state, encode(action, settings.levels, settings.bins))
-        error = (values.mean(0) - reward_of(action)).square().mean().sqrt()
+        error = (values.mean(0) - reward_of(action, settings.rewards)).square().mean().sqrt()
         value = model.state_value(state[:1]).mean()
     drawn = model.act(torch.ones(DRAWS, 1), _generator(settings, "actions"))
     return {
-        "greedy_reward": float(reward_of(model.act(state[:1]))[0]),
-        "soft_reward": float(reward_of(drawn).mean()),
+        "greedy_reward": float(reward_of(model.act(state[:1]), settings.rewards)[0]),
+        "soft_reward": float(reward_of(drawn, settings.rewards).mean()),
         "value_error": float(error),
         "value": float(value),
         "least_advantage": float(advantages.min()),

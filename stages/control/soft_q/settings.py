@@ -45,7 +45,20 @@ class Discretised(Section):
     """prefix: a dimension's values depend on the bins chosen before; none: dimensions are independent."""
     alpha: Positive = 0.05
     """Temperature of the soft values, in units of reward."""
+    order: Literal["level_major", "dimension_major"] = "level_major"
+    """Of the choices. level_major: all dimensions of a level, then the next level, as in the paper; dimension_major, ours: all
+    levels of a dimension, then the next one."""
+    first_dimension: Literal["first", "last"] = "first"
+    """Ours: whether the action's first or its last dimension is chosen first. It matters for finite networks."""
     demo: DemoTerm = DemoTerm()
+    bellman_weight: NonNegative = 1.0
+    """Of the squared error of Q, beside the term of the demonstrations; the reference code has 0.1 on RLBench."""
+    weight_decay: NonNegative = 0.0
+    """AdamW's; the reference code has 0.1 on RLBench."""
+    first_weights: Literal["uniform", "orthogonal"] = "uniform"
+    """orthogonal: with gain sqrt(2), biases of 0 and last layers of gain 0.01, as in the reference code."""
+    activation: Literal["relu", "silu", "tanh", "gelu"] = "relu"
+    """The reference code has tanh, three layers of width 512."""
     width: Count = 64
     layers: Count = 2
 
@@ -55,9 +68,35 @@ class SoftQLearning(Loop, Discretised):
 
     target_rate: Annotated[float, Field(gt=0.0, le=1.0)] = 0.005
     """Share of the networks in their slow copies per update."""
+    updates_per_step: Count = 1
+    """Of each environment."""
+    act_network: Literal["online", "target"] = "online"
+    """Which networks act: those that learn, as in the reference code on D4RL, or their slow copies, as on RLBench."""
 
 
-ARSQ_ONLY = ("levels", "bins", "condition", "demo")
+class SoftQTask(SoftQLearning):
+    """ARSQ on a task of Gymnasium, with or without a data set of demonstrations (stages/control/soft_q/online.py)."""
+
+    folder: str = "data/control"
+    """Where data sets are, as in Minari's MINARI_DATASETS_PATH."""
+    dataset: str | None = None
+    """Demonstrations in Minari's format, such as pendulum/medium-v0, which the replay buffer begins with; null: none."""
+    demonstration_share: Share = 0.5
+    """With a data set: of each batch."""
+
+    @model_validator(mode="after")
+    def _needs_data(self) -> SoftQTask:
+        given = (self.dataset is not None, "a dataset")
+        refuse_idle(self, "", {"folder": given, "demonstration_share": given})
+        if self.demo.kind != "none" and not (self.dataset and self.demonstration_share):
+            raise ValueError("demo: there are no demonstrations in a batch; remove demo, or name a dataset")
+        return self
+
+
+ARSQ_ONLY = (
+    *("levels", "bins", "condition", "order", "first_dimension", "demo"),
+    *("bellman_weight", "weight_decay", "first_weights", "activation"),
+)
 
 
 class JointActions(Discretised):
@@ -66,6 +105,9 @@ class JointActions(Discretised):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     learner: Learner = "arsq"
     """sac: soft actor-critic on the same data, with the temperature `alpha`; bc: behaviour cloning."""
+    rewards: Literal["signs", "ring"] = "signs"
+    """signs: by the signs of both parts; ring: 1 between the radii 0.5 and 0.9 and -1 elsewhere. Half of a ring's data are on it,
+    in all directions, and their mean is in its centre."""
     data: Count = 2000
     noise: NonNegative = 0.5
     """Standard deviation of the rewards' noise."""
@@ -100,7 +142,7 @@ class DetourTask(Discretised):
     use_demonstrations: bool = True
     """false: learn from own steps alone."""
     steps: Count = 3000
-    """Own steps, with an update each from the second on, with and without demonstrations; bc: updates."""
+    """Own steps, with `updates_per_step` updates each from the second on, with and without demonstrations; bc: updates."""
     evaluate_every: Count = 500
     evaluate_episodes: Count = 20
     batch: Count = 128
@@ -108,6 +150,9 @@ class DetourTask(Discretised):
     gamma: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.95
     target_rate: Annotated[float, Field(gt=0.0, le=1.0)] = 0.02
     """Share of the networks in their slow copies per update."""
+    updates_per_step: Count = 1
+    act_network: Literal["online", "target"] = "online"
+    """arsq: which networks act, those that learn or their slow copies."""
     checkpoint: str | None = None
     """File that the run is saved to after each evaluation, and from which it goes on; removed at the end."""
 
@@ -121,8 +166,9 @@ class DetourTask(Discretised):
         if self.steps % self.evaluate_every:
             raise ValueError(f"steps {self.steps} must be a multiple of evaluate_every {self.evaluate_every}")
         values = self.learner != "bc"
-        needs = dict.fromkeys(ARSQ_ONLY, (self.learner == "arsq", "learner: arsq"))
-        needs |= dict.fromkeys(("alpha", "use_demonstrations", "gamma", "target_rate"), (values, "learner: arsq or sac"))
+        needs = dict.fromkeys((*ARSQ_ONLY, "act_network"), (self.learner == "arsq", "learner: arsq"))
+        online = ("alpha", "use_demonstrations", "gamma", "target_rate", "updates_per_step")
+        needs |= dict.fromkeys(online, (values, "learner: arsq or sac"))
         recorded = ("episodes", "careless", "noise")
         needs |= dict.fromkeys(recorded, (self.use_demonstrations, "use_demonstrations: true"))
         needs |= {

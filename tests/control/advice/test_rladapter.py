@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from itertools import pairwise
@@ -13,7 +14,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from stages.control.advice.adviser import ANALYSES, Adviser, Fields, LogisticAdapter, Pair, kept, scripted
+from stages.control.advice.adviser import ANALYSES, Adviser, Fields, LogisticAdapter, Pair, kept, scripted, scripted_goals
 from stages.control.advice.language_model import LanguageModel
 from stages.control.advice.ppo import advantages, losses
 from stages.control.advice.rladapter import Guided, Training, run
@@ -158,6 +159,84 @@ def test_adapter_learns_the_kept_analyses_from_uniform() -> None:
     assert float((own.probabilities(states) - 1 / 8).abs().max()) < 0.02
 
 
+def test_the_adapter_reads_the_parts_of_its_prompt_that_it_is_to() -> None:
+    """In the order of `reads`, then 1; texts as bags of words of length 1, here of two words each."""
+    one = Fields("tree here", "1 wood", "move west", "collect wood", 0.25, (0, 1))
+    seen_, moved, guided = (encoded(text, 16).tolist() for text in ("tree here", "move west", "collect wood"))
+    for reads, expected in (
+        (["state", "score"], [0.0, 1.0, 0.25]),
+        (["score"], [0.25]),
+        (["surroundings", "state"], [*seen_, 0.0, 1.0]),
+        (["guidance", "score", "last_action"], [*guided, 0.25, *moved]),
+    ):
+        adapter = LogisticAdapter(Adapter.model_validate({"reads": reads}), 2, 16)
+        assert adapter.features([one]).tolist() == [pytest.approx([*expected, 1.0])]
+        assert adapter.weights.shape == (8, len(expected) + 1)
+        assert adapter.probabilities([one]).tolist() == [pytest.approx([1 / 8] * 8)]
+
+
+def test_an_adapter_that_reads_the_guidance_can_tell_it_apart() -> None:
+    """Two analyses that follow from the guidance alone: the default, which does not read it, can't learn which."""
+    states = [Fields("", "", "", text, 0.5, (0,)) for text in ("collect wood", "make iron pickaxe")]
+    pairs = [Pair(states[number % 2], number % 2, 1) for number in range(40)]
+    losses_ = []
+    for reads in (["state", "score"], ["state", "score", "guidance"]):
+        losses_.append(LogisticAdapter(Adapter.model_validate({"reads": reads}), 1).fit(pairs)[1])
+    assert losses_[0] == pytest.approx(math.log(2), abs=0.05)
+    assert losses_[1] < 0.3
+
+
+def test_the_adapter_is_fitted_after_the_stages_that_are_due() -> None:
+    for values, expected in (({}, [1, 2, 3, 4, 5]), ({"first_stage": 2, "every": 2}, [2, 4]), ({"first_stage": 5}, [5])):
+        training = Training(settings(stages=5, steps=640, adapter=values))
+        assert [stage for stage in range(1, 6) if training.due(stage)] == expected
+
+
+def test_pairs_are_written_with_what_was_gained(tmp_path: Path) -> None:
+    """All analyses whose window ended, those after the last fit too: of 4 environments, 3 of the 32 steps of the first stage,
+    whose pairs are fitted, and 6 of both. The same file again for the same settings."""
+    file = tmp_path / "pairs.jsonl"
+    chosen = settings(guidance="rladapter", adapter={"pairs": str(file), "every": 2})
+    run(chosen)
+    written = file.read_bytes()
+    rows = [json.loads(line) for line in written.splitlines()]
+    training = Training(chosen)
+    training.learn(training.rollout())
+    training.adapt()
+    assert "".join(training.written).encode() == b"".join(written.splitlines(keepends=True)[:12])
+    assert len(rows) == 24
+    assert {row["analysis"] for row in rows} <= set(ANALYSES)
+    assert all(set(row) == {*Fields.__dataclass_fields__, "analysis", "gain"} for row in rows)
+    assert [row["state"] for row in rows[:4]] == [[0] * 15] * 4
+    run(chosen)
+    assert file.read_bytes() == written
+
+
+def test_several_sub_goals_in_one_sentence() -> None:
+    """The first is the one that a single goal would be; the others differ; guidance names them in order."""
+    one, three = Decision(), Decision(subgoals=3)
+    for number in range(50):
+        goals = scripted_goals(3, 3, three, number)
+        assert goals[0] == scripted(3, 3, one, number)
+        assert len(set(goals)) == 3
+        assert scripted_goals(3, 3, one, number) == goals[:1]
+    training = Training(settings(guidance="llm_only", decision={"subgoals": 3, "informed": 0.0, "uninformed": 0.0}))
+    training.rollout()
+    named = training.guided.texts[0].split(", then ")
+    assert len(set(named)) == 3
+    assert set(named) <= set(GOALS)
+    assert training.adviser is not None
+    assert training.adviser.right / training.adviser.requests == pytest.approx(3 / 8, abs=0.4)
+
+
+def test_a_request_is_right_if_its_goals_include_the_one_to_pursue() -> None:
+    adviser = Adviser(Decision(subgoals=8), None)
+    assert [sorted(goals) for goals in adviser.advise([pair(0).fields] * 2, np.array([0, 7]), [(0,), (1,)])] == [
+        list(range(8))
+    ] * 2
+    assert (adviser.requests, adviser.right) == (2, 2)
+
+
 def test_scripted_decision_listens_to_right_analyses() -> None:
     rates = {}
     for said in (3, 2, None):
@@ -264,8 +343,10 @@ def test_model_prefers_likely_goals_at_low_temperature(tiny_policy: Path) -> Non
     prompt = Fields("tree here", "nothing", "", "", 0.5, ()).decision_prompt(ANALYSES[0])
     found = model.choose([prompt] * 8, [(number,) for number in range(8)])
     (logprobs,) = model.answers.values()
-    assert found == [int(np.argmax(logprobs))] * 8
+    assert found == [[int(np.argmax(logprobs))]] * 8
     assert model.calls == 1
+    several = LanguageModel(Decision(kind="model", model=str(tiny_policy), temperature=1e-4, subgoals=8))
+    assert several.choose([prompt], [(0,)]) == [np.argsort(logprobs)[::-1].tolist()]
 
 
 def test_a_run_depends_on_its_settings_alone() -> None:
@@ -286,6 +367,12 @@ def test_a_run_depends_on_its_settings_alone() -> None:
         ({"decision": {"kind": "model", "informed": 0.5}}, "decision.informed has no effect: it needs kind: scripted"),
         ({"decision": {"kind": "oracle"}}, "Input should be 'scripted' or 'model'"),
         ({"adapter": {"use_score": False}, "score": {"slope": 5.0}}, "score has no effect with adapter.use_score: false"),
+        ({"adapter": {"use_score": False, "reads": ["state"]}}, "use_score: false has no effect where reads has no score"),
+        ({"adapter": {"reads": ["state"]}, "score": {"slope": 5.0}}, "score has no effect where adapter.reads has no score"),
+        ({"adapter": {"reads": []}}, "reads must name each part once, and at least one"),
+        ({"adapter": {"reads": ["state", "weather"]}}, "Input should be 'state', 'score'"),
+        ({"adapter": {"first_stage": 6}}, "adapter.first_stage 6 is after the last of 5 stages"),
+        ({"decision": {"subgoals": 9}}, "less than or equal to 8"),
     ],
 )
 def test_bad_settings_are_refused(values: dict[str, Any], message: str) -> None:

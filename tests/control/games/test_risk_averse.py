@@ -143,6 +143,48 @@ def test_the_nearest_strategy() -> None:
     assert on_simplex(np.array([0.9, 0.9, 0.0])) == pytest.approx([0.5, 0.5, 0.0])
 
 
+@pytest.mark.parametrize(("level", "expected"), [(3.0, 0.0), (3.3, 0.5), (3.6, 1.0), (9.0, 1.0), (-1.0, 0.0)])
+def test_the_least_variance_at_a_level_of_the_stag_hunt(level: float, expected: float) -> None:
+    """Stag has mean 3.6 and variance 1.44, hare 3 and none; gamma is the multiplier: 0.6 / 1.44 leads to the same half."""
+    settings = RiskAversion(level=level, floor=0.0)
+    assert best_response(STAG, mixed(0.9), settings)[0] == pytest.approx(expected)
+    assert best_response(STAG, mixed(0.9), aversion(0.6 / 1.44))[0] == pytest.approx(0.5)
+    assert best_response(STAG[::-1], mixed(0.9), settings)[0] == pytest.approx(1.0 - expected)
+
+
+def test_the_least_variance_at_a_level_of_matching_pennies() -> None:
+    """Means 0.2 and -0.2: half of each has no variance, and a mean of 0.1 needs three quarters."""
+    found = [best_response(PENNIES, mixed(0.6), RiskAversion(level=level, floor=0.0))[0] for level in (-0.5, 0.1)]
+    assert found == pytest.approx([0.5, 0.75])
+    assert best_response(np.ones((2, 2)), mixed(0.6), RiskAversion(level=0.0)).tolist() == [1.0, 0.0]
+
+
+def test_levels_of_many_actions_against_a_grid() -> None:
+    rng, grid = np.random.default_rng(3), np.linspace(0, 1, 101)
+    points = np.array([(one, other, 1 - one - other) for one in grid for other in grid if one + other <= 1])
+    for _ in range(10):
+        matrix, facing = rng.normal(size=(3, 4)), rng.dirichlet(np.ones(4))
+        mean, covariance = moments(matrix, facing)
+        level = 0.3 * mean.min() + 0.7 * mean.max()
+        own = best_response(matrix, facing, RiskAversion(level=level, floor=0.0))
+        assert own @ mean >= level - 1e-6
+        variances = np.einsum("ni,ij,nj->n", points, covariance, points)[points @ mean >= level]
+        assert own @ covariance @ own <= variances.min() + 1e-6
+
+
+def test_what_strategies_miss_at_a_level() -> None:
+    """Against stag with the floor: stag for both is 0.3 above 3.3, at a variance of 1.44 instead of the half's 0.36. Hare faces
+    (0.1, 0.9), against which no mean above 3 is possible, and is the response."""
+    both = [mixed(1.0)] * 2
+    assert exploitability(symmetric(STAG), both, RiskAversion(level=3.3)) == pytest.approx(2 * (1.44 - 0.36))
+    assert exploitability(symmetric(STAG), [mixed(0.25)] * 2, RiskAversion(level=2.0)) == pytest.approx(
+        2 * 0.0625 * 16 * 0.25 * 0.75
+    )
+    assert exploitability(symmetric(STAG), [mixed(0.0)] * 2, RiskAversion(level=3.3)) == pytest.approx(0.0)
+    found = fictitious_play(symmetric(STAG), [mixed(0.9)] * 2, RiskAversion(level=3.0), 2000)
+    assert all(strategy[0] < 0.01 for strategy in found)
+
+
 def test_the_entropy_smooths_the_response() -> None:
     """Without aversion it is the softmax of the means; with little entropy, the response without."""
     smooth = best_response(STAG, mixed(0.9), aversion(0.0, entropy=0.5))
@@ -222,6 +264,10 @@ def test_the_command_writes_its_figures(tmp_path: Path, monkeypatch: pytest.Monk
         ({"payoffs": [[[1.0, 2.0], [3.0]]] * 2}, "payoffs must be two matrices of one shape"),
         ({"payoffs": [[[1.0]]] * 2, "game": "chicken"}, "game chicken has no effect with payoffs"),
         ({"gamma": -1.0}, "greater than or equal to 0"),
+        ({"level": 3.0, "gamma": 0.5}, "gamma has no effect with level"),
+        ({"level": 3.0, "variance": "total"}, "variance: total is not possible with level"),
+        ({"level": 3.0, "unit_payoffs": True}, "unit_payoffs is not possible with level"),
+        ({"delay": 0}, "greater than or equal to 1"),
     ],
 )
 def test_bad_settings_are_refused(values: dict[str, Any], message: str) -> None:

@@ -91,6 +91,17 @@ def test_what_has_no_value_is_not_learnt() -> None:
     assert model[:2, :2] == pytest.approx(SYSTEM.a[:2, :2], abs=0.05)
 
 
+def test_the_bound_of_vaml() -> None:
+    """Errors (0.5, -1) with gradients (2, 1) cancel, and the bound is 2 * (1 + 1) = 4; a run's figures keep to it."""
+    errors, gradients = np.array([[0.5, -1.0]]), np.array([[2.0, 1.0]])
+    assert loss("vaml", errors, gradients) == 0.0
+    assert errors.shape[1] * loss("vagram", errors, gradients) == 4.0
+    for kind in ("mse", "vaml", "vagram"):
+        found = run(LinearModel(loss=kind, distractors=4, seed=5))
+        assert 0.0 < found["vaml_error"] <= found["vaml_bound"]
+        assert found["vaml_bound"] == pytest.approx(6 * found["value_error"])  # root of 6 times the sum of 6 dimensions
+
+
 def test_squared_error_spends_the_model_on_distractors() -> None:
     found = {kind: run(LinearModel(loss=kind, distractors=4, seed=5)) for kind in ("mse", "vagram")}
     assert found["mse"]["cost_ratio"] > 5

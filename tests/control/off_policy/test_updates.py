@@ -51,6 +51,21 @@ def test_updates_are_those_of_adam(options: dict[str, float]) -> None:
             assert torch.allclose(parameter, other, atol=1e-6)
 
 
+def test_decoupled_decay_is_that_of_adamw() -> None:
+    ours, _ = networks()
+    theirs = copy.deepcopy(ours)
+    flat = FlatAdam(ours.parameters(), learning_rate=1e-2, weight_decay=0.1, decoupled=True)
+    plain = torch.optim.AdamW(theirs.parameters(), lr=1e-2, weight_decay=0.1)
+    seen = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
+    for _ in range(20):
+        flat.descend((ours(seen) - 1.0).square().mean())
+        plain.zero_grad()
+        (theirs(seen) - 1.0).square().mean().backward()
+        plain.step()
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.allclose(mine, other, atol=1e-6)
+
+
 def test_moments_without_gradient_end_at_zero() -> None:
     """A weight without gradient has moments that fall to 0, not to the smallest denormal number."""
     weights = nn.Parameter(torch.ones(40))

@@ -12,7 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 from stages.control.pursuit import contributions
-from stages.control.pursuit.contributions import rank_correlation, run
+from stages.control.pursuit.contributions import details, rank_correlation, run
 from stages.control.pursuit.settings import Pursuit
 from stages.control.pursuit.world import CATCH, MOVES, chase, flee, replacement, team_returns
 
@@ -89,6 +89,60 @@ def test_sampled_contributions_are_near_the_exact_ones() -> None:
             assert abs(found[f"player_{player}"] - exact[f"player_{player}"]) < 5 * (found["standard_error"] + 1.0)
 
 
+def test_some_predators_are_players_and_the_others_always_chase() -> None:
+    """Contract: of one player, the contribution is what it adds to the others, exactly; two leave the third in all coalitions."""
+    values = {"seed": 7, "episodes": 50}
+    found = run(Pursuit.model_validate({**values, "players": [2]}))
+    settings = Pursuit(**values)
+    added = team_returns(settings, 0b111, 50, "exact") - team_returns(settings, 0b011, 50, "exact")
+    assert (found["player_2"], found["team"]) == pytest.approx((added.mean(), added.mean()))
+    assert found["evaluations"] == 2
+    pair = run(Pursuit.model_validate({**values, "players": [2, 0]}))
+    whole, none, fast, slow = (team_returns(settings, team, 50, "exact").mean() for team in (0b111, 0b010, 0b110, 0b011))
+    assert pair["player_2"] == pytest.approx((fast - none + whole - slow) / 2)
+    assert pair["player_0"] == pytest.approx((slow - none + whole - fast) / 2)
+    assert "player_1" not in pair
+    assert run(Pursuit.model_validate({**values, "players": [0, 2], "switched_off": 1}))["switched_off"] == 0.0
+
+
+@pytest.mark.parametrize("estimator", ["exact", "permutation"])
+def test_coalitions_share_their_draws_or_have_their_own(estimator: str) -> None:
+    """A predator that stays contributes exactly 0 on common draws; on draws of its own every coalition's return has noise."""
+    values: dict[str, Any] = {"seed": 7, "switched_off": 2, "estimator": estimator}
+    values |= {"episodes": 50} if estimator == "exact" else {"samples": 20}
+    common, own = (run(Pursuit.model_validate({**values, "common_random_numbers": common})) for common in (True, False))
+    assert common["switched_off"] == 0.0
+    assert own["switched_off"] > 0.0
+    if estimator == "exact":
+        assert own["efficiency_gap"] == pytest.approx(0.0, abs=1e-9)
+
+
+@pytest.mark.parametrize("estimator", ["permutation", "coalition_uniform"])
+def test_cached_coalitions_are_played_once(estimator: str) -> None:
+    """On the draws of exact: many orders then give exact's contributions, and the gap is 0 for orders."""
+    values: dict[str, Any] = {"seed": 7, "episodes": 50}
+    found = run(Pursuit.model_validate({**values, "estimator": estimator, "cache_coalitions": True, "samples": 400}))
+    value = "shapley" if estimator == "permutation" else "banzhaf"
+    exact = run(Pursuit.model_validate({**values, "value": value}))
+    assert found["evaluations"] == 8
+    assert found["team"] == exact["team"]
+    for player in range(3):
+        assert found[f"player_{player}"] == pytest.approx(exact[f"player_{player}"], abs=5 * found["standard_error"] + 1e-9)
+    if estimator == "permutation":
+        assert found["efficiency_gap"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_shares_are_of_a_clear_gain() -> None:
+    """Gains 9, 10 and 11: their mean has the error 1 / sqrt 3. Gains that are as often -10 as 10 are no gain."""
+    found = details([0, 2], np.array([2.5, 7.5]), np.array([0.1, 0.2]), np.array([9.0, 10.0, 11.0]))
+    assert found == pytest.approx({"error_0": 0.1, "error_2": 0.2, "share_0": 0.25, "share_2": 0.75})
+    assert set(details([0], np.array([1.0]), np.array([0.1]), np.array([-10.0, 10.0]))) == {"error_0"}
+    assert set(details([0], np.array([1.0]), np.array([0.1]), np.array([10.0]))) == {"error_0"}
+    figures = run(Pursuit(seed=7, episodes=100, details=True))
+    assert sum(figures[f"share_{player}"] for player in range(3)) == pytest.approx(1.0)
+    assert np.mean([figures[f"error_{player}"] for player in range(3)]) == pytest.approx(figures["standard_error"])
+
+
 def test_rank_correlations() -> None:
     assert rank_correlation(np.array([1.0, 5.0, 3.0]), np.array([0.1, 0.3, 0.2])) == pytest.approx(1.0)
     assert rank_correlation(np.array([1.0, 2.0, 3.0]), np.array([3.0, 2.0, 1.0])) == pytest.approx(-1.0)
@@ -112,7 +166,10 @@ def test_the_command_writes_its_figures(tmp_path: Path, monkeypatch: pytest.Monk
         ({"speeds": [1.0, 2.0], "switched_off": 2}, "the predators are 0 to 1"),
         ({"speeds": [1.0] * 11}, "11 predators have 2048 coalitions; use estimator: permutation"),
         ({"samples": 7}, "samples has no effect: it needs a sampling estimator"),
-        ({"estimator": "permutation", "episodes": 5}, "episodes has no effect: it needs estimator: exact"),
+        ({"estimator": "permutation", "episodes": 5}, "episodes has no effect: it needs estimator: exact, or cache_coalitions"),
+        ({"cache_coalitions": True}, "cache_coalitions has no effect: it needs a sampling estimator"),
+        ({"players": [0, 0]}, "players names a predator twice"),
+        ({"players": [3]}, "players 3: the predators are 0 to 2"),
         ({"estimator": "coalition_uniform", "antithetic": True}, "antithetic has no effect: it needs estimator: permutation"),
         ({"speeds": [3.0]}, "less than or equal to 2"),
     ],

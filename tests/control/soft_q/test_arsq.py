@@ -14,7 +14,7 @@ from torch import Tensor
 
 from stages.control.off_policy.updates import FlatAdam
 from stages.control.soft_q import joint_actions
-from stages.control.soft_q.arsq import SoftQ, decode, demo_term, encode, normalised, prefixes
+from stages.control.soft_q.arsq import SoftQ, decode, demo_term, encode, normalised, prefixes, sequence
 from stages.control.soft_q.joint_actions import REWARDS, SHARES, dataset, reward_of, run
 from stages.control.soft_q.settings import DemoTerm, JointActions
 
@@ -49,6 +49,86 @@ def test_prefixes_are_the_centres_so_far() -> None:
     """Two dimensions and levels: all of level 1 come before level 2."""
     found = prefixes(torch.tensor([[1, 0, 1, 1]]), 2, 2)[0]
     assert found.tolist() == [[0.0, 0.0], [0.5, 0.0], [0.5, -0.5], [0.75, -0.5]]
+
+
+@pytest.mark.parametrize(
+    ("order", "first", "positions", "expected"),
+    [
+        ("level_major", "first", [0, 1, 2, 3], [[0.0, 0.0], [0.5, 0.0], [0.5, -0.5], [0.75, -0.5]]),
+        ("level_major", "last", [1, 0, 3, 2], [[0.0, -0.5], [0.0, 0.0], [0.5, -0.25], [0.5, -0.5]]),
+        ("dimension_major", "first", [0, 2, 1, 3], [[0.0, 0.0], [0.75, 0.0], [0.5, 0.0], [0.75, -0.5]]),
+        ("dimension_major", "last", [1, 3, 0, 2], [[0.0, -0.25], [0.0, 0.0], [0.5, -0.25], [0.0, -0.5]]),
+    ],
+)
+def test_prefixes_in_other_orders(order: str, first: str, positions: list[int], expected: list[list[float]]) -> None:
+    """Of two dimensions, levels and bins, the action's parts being 0.75 and -0.25: each position sees what was chosen before."""
+    found = sequence(2, 2, order, first)
+    assert found == positions
+    assert prefixes(torch.tensor([[1, 0, 1, 1]]), 2, 2, found)[0].tolist() == expected
+
+
+@pytest.mark.parametrize("order", ["level_major", "dimension_major"])
+@pytest.mark.parametrize("first", ["first", "last"])
+def test_in_every_order_v_is_the_soft_maximum_and_actions_are_its_policys(order: str, first: str) -> None:
+    """Greedy actions follow the conditional probabilities: of 16 actions, that of a network that puts all on one."""
+    torch.manual_seed(0)
+    settings = JointActions.model_validate(
+        {"levels": 2, "bins": 2, "alpha": 0.5, "width": 8, "order": order, "first_dimension": first}
+    )
+    model, two = SoftQ(1, 2, settings), torch.arange(2)
+    with torch.no_grad():
+        model.heads.weights[-1].mul_(300.0)
+        codes = torch.cartesian_prod(two, two, two, two)
+        found, advantages = model(torch.ones(16, 1), codes)
+        value = model.state_value(torch.ones(1, 1))[:, 0, 0]
+        for position in model.order:  # keep the codes that have the best bin after what they chose before
+            best = codes[:, position] == advantages[:, :, position].amin(0).argmax(-1)
+            codes, advantages = codes[best], advantages[:, best]
+    assert torch.allclose(0.5 * (found / 0.5).logsumexp(1), value, atol=1e-4)
+    assert torch.equal(model.act(torch.ones(1, 1)), decode(codes, 2, 2))
+
+
+def test_orthogonal_first_weights() -> None:
+    """Hidden layers' rows or columns have squared length 2 and are orthogonal; the last layer's have 0.01^2; biases are 0."""
+    torch.manual_seed(0)
+    model = SoftQ(3, 2, JointActions(width=8, bins=5, first_weights="orthogonal", activation="tanh"))
+    for network in (model.state_value, model.heads):
+        for weights, gain in zip(network.weights, (2.0, 2.0, 1e-4), strict=True):
+            for member in weights.detach():
+                gram = member @ member.T if member.shape[0] <= member.shape[1] else member.T @ member
+                assert torch.allclose(gram, gain * torch.eye(len(gram)), atol=1e-5)
+        assert all(not biases.detach().any() for biases in network.biases)
+    assert not torch.equal(model.heads.weights[0][0], model.heads.weights[0][1])
+
+
+def test_one_dimension_is_learnt_alike_with_and_without_conditioning() -> None:
+    """To the bit: there is nothing before the only choice."""
+    states, codes, rewards = torch.ones(6, 1), torch.arange(6)[:, None] % 3, torch.arange(6.0)
+    found = []
+    for condition in ("prefix", "none"):
+        torch.manual_seed(0)
+        model = SoftQ(1, 1, JointActions.model_validate({"bins": 3, "width": 8, "condition": condition}))
+        optimiser = FlatAdam(model.parameters(), learning_rate=1e-2)
+        for _ in range(20):
+            optimiser.descend((model(states, codes)[0] - rewards).square().mean())
+        found.append(torch.cat([parameter.flatten() for parameter in model.parameters()]))
+    assert torch.equal(*found)
+
+
+def test_actions_on_a_ring() -> None:
+    """Good between the radii 0.5 and 0.9; half of the data are there in all directions, the rest with their area's share."""
+    actions = torch.tensor([[0.0, 0.0], [0.3, 0.4], [-0.6, 0.6], [0.7, -0.7], [-0.9, 0.0]])
+    assert reward_of(actions, "ring").tolist() == [-1.0, 1.0, 1.0, -1.0, 1.0]
+    action, reward = dataset(JointActions(rewards="ring", data=40_000))
+    assert float((reward_of(action, "ring") > 0).float().mean()) == pytest.approx(0.5 + 0.5 * math.pi * 0.56 / 4, abs=0.01)
+    assert action.mean(0).abs().max() < 0.02
+    assert float((reward - reward_of(action, "ring")).std()) == pytest.approx(0.5, rel=0.05)
+
+
+def test_the_ring_is_found_by_values_and_not_by_a_clone() -> None:
+    """The clone's middle action is the data's mean, in the bad centre."""
+    assert run(JointActions(rewards="ring", updates=400))["greedy_reward"] == 1.0
+    assert run(JointActions(rewards="ring", learner="bc", updates=200))["greedy_reward"] == -1.0
 
 
 @pytest.mark.parametrize("alpha", [0.01, 0.1, 1.0])
@@ -227,6 +307,9 @@ def test_the_command_writes_its_figures(tmp_path: Path, monkeypatch: pytest.Monk
         ({"learner": "sac", "condition": "none"}, "condition has no effect: it needs learner: arsq"),
         ({"learner": "bc", "alpha": 0.1}, "alpha has no effect: it needs learner: arsq or sac"),
         ({"condition": "suffix"}, "Input should be 'prefix' or 'none'"),
+        ({"order": "random"}, "Input should be 'level_major' or 'dimension_major'"),
+        ({"learner": "sac", "weight_decay": 0.1}, "weight_decay has no effect: it needs learner: arsq"),
+        ({"bellman_weight": -1.0}, "greater than or equal to 0"),
         ({"bins": 1}, "greater than or equal to 2"),
     ],
 )

@@ -161,6 +161,49 @@ def test_figures_are_shares_of_ends() -> None:
     assert set(found) == {"success", "hits", "return_end", "return_mean"}
 
 
+def test_the_errors_of_q_have_a_weight() -> None:
+    """A tenth of the plain loss without a term for demonstrations."""
+    found = []
+    for weight in (1.0, 0.1):
+        torch.manual_seed(0)
+        agent = SoftQAgent(SoftQLearning(bins=3, width=8, bellman_weight=weight), 2, 2)
+        found.append(agent.loss(batch(4)).item())
+    assert found[1] == pytest.approx(0.1 * found[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("acting", ["online", "target"])
+def test_either_networks_act(acting: str) -> None:
+    """After the slow copies' last layer was set to prefer one bin, and the fast networks' another."""
+    torch.manual_seed(0)
+    agent = SoftQAgent(SoftQLearning.model_validate({"bins": 3, "width": 8, "act_network": acting}), 2, 1)
+    with torch.no_grad():
+        for model, best in ((agent.model, 0), (agent.slow, 2)):
+            model.heads.weights[-1].zero_()
+            model.heads.biases[-1][..., best] = 1.0
+    expected = {"online": -2 / 3, "target": 2 / 3}[acting]
+    assert agent.greedy(torch.ones(1, 2)).item() == pytest.approx(expected)
+    drawn = agent.act(torch.ones(5, 2), 0, torch.Generator().manual_seed(0))
+    assert drawn.flatten().tolist() == pytest.approx([expected] * 5)
+    assert not any(name.startswith("acting") for name in agent.state_dict())
+
+
+@pytest.mark.parametrize("learner", ["arsq", "sac"])
+def test_updates_per_step(learner: str) -> None:
+    assert trained(settings(learner=learner, updates_per_step=2)).agent.updates == 38
+
+
+def test_weights_decay_towards_zero() -> None:
+    """By lr times decay of AdamW in every update, where there is no gradient: with equal targets for both, here beside it."""
+    found = []
+    for decay in (0.0, 0.5):
+        torch.manual_seed(0)
+        agent = SoftQAgent(SoftQLearning(bins=3, width=8, weight_decay=decay, learning_rate=1e-2), 2, 2)
+        before = agent.model.heads.weights[0].detach().clone()
+        agent.update(batch(4), torch.Generator().manual_seed(0))
+        found.append(agent.model.heads.weights[0].detach().clone())
+    assert torch.allclose(found[1], found[0] - 0.5 * 1e-2 * before, atol=1e-6)
+
+
 def test_it_can_be_drawn() -> None:
     task = VectorTask(DETOUR, 1, render_mode="rgb_array")
     task.reset(0)
@@ -181,6 +224,8 @@ def test_it_can_be_drawn() -> None:
             "demo: there are no demonstrations in a batch",
         ),
         ({"steps": 25}, "must be a multiple of evaluate_every 10"),
+        ({"learner": "sac", "act_network": "target"}, "act_network has no effect: it needs learner: arsq"),
+        ({"learner": "bc", "updates_per_step": 2}, "updates_per_step has no effect: it needs learner: arsq or sac"),
         ({"demo": {"reduce": "batch_sum"}}, "reduce has no effect with kind: none"),
     ],
 )

@@ -62,7 +62,7 @@ def run(context: StageContext) -> None:
 
     # Episodes: best, worst and random ones of every domain and source.
     sources = {domain: given.episodes for domain, given in inputs.domains.items()}
-    browser = browser_data(sources, params.report.episodes, inputs.tokenizer, params.seed)
+    browser = browser_data(sources, params.report.episodes, inputs.tokenizer, params.seed, chat=inputs.chat)
 
     path = context.reports / "report.html"
     every = sum(len(group.tasks) for group in indexed)

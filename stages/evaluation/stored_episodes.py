@@ -12,18 +12,20 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stages.records.episode import EPISODE_SCHEMA, Episode, episode_from, undamaged
+from stages.records.episode import EPISODE_SCHEMA, FORGOTTEN_COLUMN, Episode, episode_from, undamaged
 from stages.runtime.files import atomic_file
 
 FILE = Path("data") / "evaluation" / "episodes.parquet"
 PLAYED_SCHEMA = pa.schema([("model", pa.string()), ("attempt", pa.int32()), *EPISODE_SCHEMA])
 """EPISODE_SCHEMA with the model's name, as in the rows of the evaluation, and the number of the attempt at the task. Ids are
-unique per model: all models play the same attempts."""
+unique per model: all models play the same attempts. FORGOTTEN_COLUMN follows if one of the episodes forgets an observation."""
 
 
 def packed(rows: Sequence[Mapping[str, Any]]) -> bytes:
     """Rows of PLAYED_SCHEMA without `model` as an Arrow stream compressed with zstd."""
     schema = PLAYED_SCHEMA.remove(0)
+    if any(row.get("forgotten") for row in rows):
+        schema = schema.append(pa.field(*FORGOTTEN_COLUMN))
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
         writer.write_table(pa.Table.from_pylist([dict(row) for row in rows], schema=schema))
@@ -38,11 +40,16 @@ def unpacked(data: bytes) -> list[Episode]:
 def write_played(path: Path, parts: Iterable[tuple[str, bytes]]) -> None:
     """Write (model, packed rows) in the given order; the same parts always give the same bytes. Raises OSError."""
     settings: dict[str, Any] = {"compression": "zstd", "version": "2.6", "write_statistics": ["model", "domain"]}
-    with atomic_file(path) as partial, pq.ParquetWriter(partial, PLAYED_SCHEMA, **settings) as writer:
+    parts, (name, kind) = list(parts), FORGOTTEN_COLUMN
+    forgets = any(name in pa.ipc.open_stream(data).schema.names for _, data in parts)
+    schema = PLAYED_SCHEMA.append(pa.field(name, kind)) if forgets else PLAYED_SCHEMA
+    with atomic_file(path) as partial, pq.ParquetWriter(partial, schema, **settings) as writer:
         for model, data in parts:
             table = pa.ipc.open_stream(data).read_all()
+            if forgets and name not in table.column_names:
+                table = table.append_column(name, pa.array([[]] * len(table), kind))
             named = table.add_column(0, "model", pa.array([model] * len(table), pa.string()))
-            writer.write_table(named.cast(PLAYED_SCHEMA), row_group_size=max(len(named), 1))
+            writer.write_table(named.cast(schema), row_group_size=max(len(named), 1))
 
 
 def played_groups(path: Path, domain: str, models: Sequence[str]) -> Iterator[tuple[str, list[dict[str, Any]]]]:

@@ -104,6 +104,11 @@ def restored(
     messages = [{"role": "user", "content": opening}]
     for message, _, observation in turns:
         messages += [{"role": "assistant", "content": message}, {"role": "user", "content": observation}]
+    for pair in given.forgotten:
+        if len(pair) != 2 or not 0 <= pair[0] < pair[1] < len(turns):
+            raise ValueError(
+                f"{KEY}.forgotten of {given.episode_id} has {pair}; it must list pairs [turn, later turn], below {len(turns)}"
+            )
     length = len(token_ids)
     return Episode(
         **{name: getattr(given, name) for name in PLAIN},

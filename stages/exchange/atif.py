@@ -1,9 +1,9 @@
 """Episodes in the Agent Trajectory Interchange Format (ATIF) of Harbor, RFC 0001 of its documentation, version 1.7.
 
 The opening is a step of the user, each turn one of the agent: its message, the action as a call of the tool `act`, the
-observation as that call's result with reward and cost, token ids and log-probabilities as metrics. Turns that a branch inherited
-are copied context, which ATIF excludes from training. An episode's role is in the agent's name. What the format has no place for
-is in `extra`.
+observation as that call's result with reward and cost, and the turn after which it left the context if it did, token ids and
+log-probabilities as metrics. Turns that a branch inherited are copied context, which ATIF excludes from training. An episode's
+role is in the agent's name. What the format has no place for is in `extra`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from stages.exchange.aside import KEY, Aside, aside, restored
 from stages.exchange.conversations import Conversation, calls_text, text_of
-from stages.exchange.episodes import conversation
+from stages.exchange.episodes import conversation, left_context
 from stages.records.episode import Episode
 
 SCHEMA = "ATIF-v1.7"
@@ -31,7 +31,9 @@ def agent_step(episode: Episode, number: int, message: str, step_id: int) -> Jso
     turn = episode.turns[number]
     thought, said = split_message(message, turn.action)
     call = f"turn-{number + 1}"
-    found = {"reward": turn.reward, "accepted": turn.accepted, "cost": turn.cost}
+    found: Json = {"reward": turn.reward, "accepted": turn.accepted, "cost": turn.cost}
+    if (after := left_context(episode).get(number + 1)) is not None:
+        found["left_context_after_turn"] = after
     step: Json = {
         "step_id": step_id,
         "source": "agent",

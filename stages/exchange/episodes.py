@@ -30,6 +30,22 @@ def conversation(episode: Episode) -> Messages:
     return messages if messages[-1]["content"] or len(messages) == 1 else messages[:-1]
 
 
+def left_context(episode: Episode) -> dict[int, int]:
+    """Turn whose observation later turns did not see -> the turn after which it left their context; both from 1, by turn."""
+    # Of an observation that was hidden more than once, the first time counts.
+    first = {turn + 1: by + 1 for turn, by in reversed(episode.forgotten)}
+    return dict(sorted(first.items()))
+
+
+def with_left_context(rows: Sequence[Row], episodes: Sequence[Episode]) -> None:
+    """Add the column `left_context`, a list of `turn` and `after_turn`, if an episode has some; rows of a table have the same
+    keys."""
+    left = {episode.episode_id: left_context(episode) for episode in episodes}
+    for row in rows if any(left.values()) else ():
+        found = left[row["episode_id"]].items()
+        row["left_context"] = [{"turn": turn, "after_turn": after} for turn, after in found]
+
+
 def about(episode: Episode) -> Row:
     """The columns about an episode that each of its rows has."""
     return {
@@ -100,8 +116,12 @@ def episode_rows(episodes: Sequence[Episode], form: str, tasks: Mapping[str, Tas
     if form != "verl":
         if form not in FORMATS:
             raise ValueError(f"unknown format '{form}'; known: {', '.join([*FORMATS, 'verl'])}")
-        return [row for episode in episodes for row in FORMATS[form](episode)]
+        rows = [row for episode in episodes for row in FORMATS[form](episode)]
+        with_left_context(rows, episodes)
+        return rows
     unknown = [episode.task_id for episode in episodes if episode.task_id not in tasks]
     if unknown:
         raise ValueError(f"the format verl needs each episode's task, but {unknown[0]} is not among the curated tasks")
-    return [verl_rows(episode, tasks[episode.task_id], index) for index, episode in enumerate(episodes)]
+    rows = [verl_rows(episode, tasks[episode.task_id], index) for index, episode in enumerate(episodes)]
+    with_left_context(rows, episodes)
+    return rows

@@ -18,7 +18,7 @@ from typing import Any
 
 from stages.exchange.aside import KEY, Aside, aside, restored
 from stages.exchange.conversations import Conversation, calls_text, text_of
-from stages.exchange.episodes import conversation
+from stages.exchange.episodes import conversation, left_context
 from stages.records.episode import Episode
 
 Json = dict[str, Any]
@@ -34,6 +34,7 @@ ATTACHMENT = re.compile(r"attachment://([0-9a-f]{32})")
 def sample_of(episode: Episode, epoch: int) -> Json:
     """The episode as an EvalSample."""
     messages: list[Json] = []
+    left = left_context(episode)
     for place, message in enumerate(conversation(episode)):
         made: Json = {**message, "id": f"{episode.episode_id}-{place}"}
         if message["role"] == "assistant":
@@ -43,6 +44,8 @@ def sample_of(episode: Episode, epoch: int) -> Json:
             if turn.end > turn.start:
                 held |= {"logprob": math.fsum(episode.logprob[turn.start : turn.end])}
             made |= {"source": "generate", "model": episode.policy_hash, "metadata": held}
+        elif place // 2 in left:
+            made["metadata"] = {"left_context_after_turn": left[place // 2]}
         messages.append(made)
     replies = [message for message in messages if message["role"] == "assistant"]
     scores = {"success": float(episode.success), "reward": episode.reward, **episode.reward_terms}
@@ -55,7 +58,12 @@ def sample_of(episode: Episode, epoch: int) -> Json:
         "messages": messages,
         "output": _output(episode, replies[-1], usage) if replies else {},
         "scores": {name: {"value": value} for name, value in scores.items()},
-        "metadata": {"domain": episode.domain, "stop_reason": episode.stop_reason, "policy_hash": episode.policy_hash},
+        "metadata": {
+            "domain": episode.domain,
+            "stop_reason": episode.stop_reason,
+            "policy_hash": episode.policy_hash,
+            **({"left_context_after_turn": {str(turn): after for turn, after in left.items()}} if left else {}),
+        },
         "store": {KEY: aside(episode, tokens=True)},
         "model_usage": {episode.policy_hash: usage},
         "uuid": episode.episode_id,

@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stages.params import Params, load_params
 from stages.records.episode import read_rows
 from stages.reporting.episodes import token_text
+from stages.reporting.hidden import load_chat
 from stages.reporting.inputs import load_tokenizer
 from stages.reporting.viewer.folder import inline, renderer, viewer_page
 from stages.reporting.viewer.groups import Group
@@ -21,6 +22,9 @@ from stages.reporting.viewer.pack import pack_group, script, used_tokens
 from stages.reporting.viewer.patterns import Pattern, patterns_of
 from stages.runtime.live import EPISODES, FOLDER, State, read_history, states
 from stages.runtime.validation import ParamsError
+
+if TYPE_CHECKING:
+    from stages.agent.chat import Chat
 
 POINTS = 400
 """The most points of a curve: of a longer history, every n-th row and the last."""
@@ -106,12 +110,18 @@ class LiveRun:
             return None
         tokenizer = self._tokenizer()
         words = {str(token): token_text(tokenizer, token) for token in sorted(used_tokens(group.rows))}
-        return script("vocabulary", words) + pack_group(group)
+        return script("vocabulary", words) + pack_group(group, self._chat)
+
+    def _folders(self) -> list[Path]:
+        """Folders that may have the policy's tokenizer."""
+        params = self.params()
+        return [self.root / "data/models/sft", *([] if params is None else [self.root / params.model.path])]
 
     def _tokenizer(self) -> Any | None:
-        params = self.params()
-        folders = [self.root / "data/models/sft", *([] if params is None else [self.root / params.model.path])]
-        return next((found for folder in folders if (found := tokenizer_of(folder)) is not None), None)
+        return next((found for folder in self._folders() if (found := tokenizer_of(folder)) is not None), None)
+
+    def _chat(self) -> Chat | None:
+        return next((found for folder in self._folders() if (found := load_chat(folder)) is not None), None)
 
     def page(self) -> str:
         """The viewer without a report: it holds only what runs."""

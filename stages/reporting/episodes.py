@@ -10,6 +10,7 @@ from typing import Any
 from stages.agent.sample_episodes import choose, outcome
 from stages.records.episode import Owner
 from stages.reporting.blocks import rounded
+from stages.reporting.hidden import Chats, hidden_observations, no_chat
 
 BYTES = 1_500_000
 """Limit of the browser's data, shared by the domains; episodes beyond it are left out, and the page says so."""
@@ -55,10 +56,11 @@ def _judgment(row: Row) -> dict[str, Any]:
     }
 
 
-def pack(row: Row, source: str, pick: str) -> dict[str, Any]:
+def pack(row: Row, source: str, pick: str, chat: Chats = no_chat) -> dict[str, Any]:
     """One episode for the page.
 
     Per token: `ids`, `owner` (a digit each), `turn` (runs); per policy token: `logprob`, and `advantage` (runs) if trained on.
+    `hidden`: `hidden_observations`, if there are some.
     """
     policy = [place for place, owner in enumerate(row["owner"]) if owner == Owner.POLICY]
     advantages = row.get("advantages")
@@ -84,6 +86,8 @@ def pack(row: Row, source: str, pick: str) -> dict[str, Any]:
     }
     if row.get("judgments"):
         packed["judgments"] = [_judgment(one) for one in row["judgments"][:JUDGMENTS]]
+    if hidden := hidden_observations(row, chat):
+        packed["hidden"] = hidden
     if advantages is not None:
         packed["advantage"] = _runs([rounded(advantages[place]) for place in policy])
     return packed
@@ -104,9 +108,15 @@ def token_text(tokenizer: Any | None, token: int) -> str:
 
 
 def browser_data(
-    domains: Mapping[str, Mapping[str, Sequence[Row]]], count: int, tokenizer: Any | None, seed: int, limit: int = BYTES
+    domains: Mapping[str, Mapping[str, Sequence[Row]]],
+    count: int,
+    tokenizer: Any | None,
+    seed: int,
+    limit: int = BYTES,
+    chat: Chats = no_chat,
 ) -> Browser:
-    """`count` episodes per domain, split evenly between its sources ({domain: {source: rows}}), within `limit` bytes of JSON."""
+    """`count` episodes per domain, split evenly between its sources ({domain: {source: rows}}), within `limit` bytes of JSON.
+    chat: finds the tokens of hidden observations."""
     episodes: list[dict[str, Any]] = []
     chosen = 0
     for domain, sources in domains.items():
@@ -114,7 +124,7 @@ def browser_data(
         picked = []
         for place, (source, rows) in enumerate(sources.items()):
             share = count // len(sources) + (place < count % len(sources))
-            picked.append([pack(row, source, pick) for pick, row in choose(rows, share, seed, "report", domain, source)])
+            picked.append([pack(row, source, pick, chat) for pick, row in choose(rows, share, seed, "report", domain, source)])
         chosen += sum(map(len, picked))
         # One from each source in turn, so that the limit affects all sources alike.
         for rank in range(max(map(len, picked), default=0)):

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from stages.evaluation.stored_episodes import FILE as STORED
 from stages.evaluation.stored_episodes import stored_groups
 from stages.records.episode import read_json, read_rows
 from stages.reporting.control_summary import FILE as CONTROL
+from stages.reporting.hidden import Chats, load_chat, no_chat
 from stages.reporting.kept import EPISODES as KEPT
 from stages.reporting.kept import Run, read_kept
 from stages.reporting.results import check_evaluation
@@ -63,6 +65,8 @@ class Inputs:
     """In the order of params.yaml."""
     tokenizer: Any | None
     """A `tokenizers.Tokenizer`, or None without data/models/sft."""
+    chat: Chats = no_chat
+    """Loads the chat format of data/models/sft."""
     outcomes: Sequence[Mapping[str, Any]] = ()
     """OUTCOME_COLUMNS of data/evaluation/rows.parquet, of the evaluated models."""
     coalitions: Sequence[Mapping[str, Any]] = ()
@@ -191,6 +195,7 @@ def load_inputs(root: Path, params: Params) -> Inputs:
         merge=optional_json(root / "reports" / "merge.json"),
         domains={domain: load_domain_inputs(root, domain) for domain in params.domains},
         tokenizer=load_tokenizer(root / "data" / "models" / "sft"),
+        chat=partial(load_chat, root / "data" / "models" / "sft"),
         outcomes=[row for row in rows if row["model"] in evaluation["models"]],
         coalitions=[row for row in rows if row["model"] not in evaluation["models"]],
         code=code_hashes(root),

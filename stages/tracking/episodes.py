@@ -14,16 +14,20 @@ def trace_of(row: Mapping[str, Any], source: str) -> dict[str, Any]:
     """The trace event of an episode row (EPISODE_SCHEMA; `advantages` [T] if it was trained on); `source`: who played, as the
     episode viewer names it.
 
-    `scores` are the reward terms. Per turn: `logprob`, the sum over the action's tokens under the behaviour policy, and
-    `advantage`, their mean.
+    `scores` are the reward terms. Per turn: `logprob`, the sum over the action's tokens under the behaviour policy,
+    `advantage`, their mean, and `left_context_after_turn` if turns after that one, from 1, did not see the observation.
     """
     advantages = row.get("advantages")
+    # Of an observation that was hidden more than once, the first time counts.
+    left = {turn: by + 1 for turn, by in reversed(row.get("forgotten") or [])}
     turns = []
-    for turn in row["turns"]:
+    for number, turn in enumerate(row["turns"]):
         span = slice(turn["start"], turn["end"])
         values = {key: turn[key] for key in ("action", "observation", "reward", "accepted", "cost")}
         values["tokens"] = turn["end"] - turn["start"]
         values["logprob"] = round(sum(row["logprob"][span]), 4)
+        if number in left:
+            values["left_context_after_turn"] = left[number]
         if advantages is not None and values["tokens"]:
             values["advantage"] = round(sum(advantages[span]) / values["tokens"], 4)
         turns.append(values)

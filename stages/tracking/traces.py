@@ -69,7 +69,8 @@ def _log_spans(server: Server, run_id: str, event: Mapping[str, Any], key: str) 
             inputs={"action": turn["action"]},
             start_time_ns=at + step,
         )
-        outputs = {name: turn[name] for name in ("observation", "reward", "accepted", "cost") if name in turn}
+        told = ("observation", "left_context_after_turn", "reward", "accepted", "cost")
+        outputs = {name: turn[name] for name in told if name in turn}
         if "advantage" in thought:
             outputs["advantage"] = thought["advantage"]
         tool.end(outputs=outputs, end_time_ns=at + 2 * step)

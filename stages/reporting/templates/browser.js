@@ -139,7 +139,9 @@
   }
 
   function showChat() {
-    var count = 0;
+    var count = 0, left = {};
+    (current.hidden || []).forEach(function (hidden) { left[hidden[0] + 1] = hidden[1] + 1; });
+    showKey();
     current.messages.forEach(function (message) {
       var box = element("div", "message " + (message[0] === "assistant" ? "assistant" : "other"));
       var policy = "policy" + (current.role ? " (" + current.role + ")" : "");
@@ -150,6 +152,11 @@
         heading.appendChild(document.createTextNode(", "));
         heading.appendChild(link("turn " + count, count));
         heading.appendChild(document.createTextNode((facts[0] ? "" : ", invalid action") + (facts[1] ? ", reward " + format(facts[1], 2) : "")));
+      }
+      if (message[0] !== "assistant" && left[count]) {
+        box.classList.add("left");
+        heading.appendChild(document.createTextNode(", "));
+        heading.appendChild(page.left(left[count]));
       }
       box.appendChild(heading);
       box.appendChild(document.createTextNode(message[1]));
@@ -167,12 +174,15 @@
   }
 
   function showKey(limit) {
+    if ((current.hidden || []).some(function (hidden) { return view === "chat" || hidden.length > 2; })) key.appendChild(element("span", "", page.LEFT));
     if (view === "owner") OWNERS.forEach(function (owner, place) { if (current.owner.indexOf(place) >= 0) swatch(owner[1], 40, owner[0]); });
     if (view === "logprob") { swatch("--domain0", 8, "probability near 1"); swatch("--domain0", 31, "10 %"); swatch("--domain0", 54, "1 % or less"); }
     if (view === "advantage") { swatch("--sft", 50, "made more likely (up to +" + format(limit, 2) + ")"); swatch("--domain0", 50, "made less likely (down to −" + format(limit, 2) + ")"); }
   }
 
   function showTokens() {
+    var left = {};
+    (current.hidden || []).forEach(function (hidden) { for (var i = hidden[2]; i < hidden[3]; i++) left[i] = hidden; });
     var turns = spread(current.turn), advantages = spread(current.advantage), box = element("div", "tokens"), place = 0;
     var limit = advantages.reduce(function (most, value) { return Math.max(most, Math.abs(value || 0)); }, 1e-9);
     tokens = [];
@@ -184,6 +194,11 @@
         token.logprob = current.logprob[place];
         if (current.advantage) token.advantage = advantages[place];
         place++;
+      }
+      if (left[index]) {
+        token.left = left[index][1] + 1;
+        span.classList.add("left");
+        if (left[index][2] === index) box.appendChild(page.left(token.left));
       }
       if (view === "owner") { span.style.setProperty("--tint", "var(" + OWNERS[owner][1] + ")"); span.style.setProperty("--part", "32%"); }
       if (view === "logprob" && owner === 1 && token.logprob !== null) {
@@ -224,6 +239,7 @@
     if (!span) { tip.hidden = true; return; }
     var token = tokens[Number(span.dataset.token)];
     var lines = [JSON.stringify(data.vocabulary[token.id]) + "  (id " + token.id + ")", token.owner + (token.turn >= 0 ? ", turn " + (token.turn + 1) : "")];
+    if (token.left) lines.push("left the context after turn " + token.left);
     if (token.logprob !== undefined) lines.push("log-probability " + format(token.logprob, 3) + (token.logprob === null ? "" : "  (" + (100 * Math.exp(token.logprob)).toFixed(1) + " %)"));
     if (token.advantage !== undefined) lines.push("advantage " + format(token.advantage, 3));
     tip.textContent = lines.join("\n");

@@ -114,7 +114,7 @@ def write_viewer(
     histories = ShortestHistories()
     with atomic_folder(folder) as partial:
         for group in groups:
-            (partial / f"{group.key}.js").write_text(pack_group(group), encoding="utf-8")
+            (partial / f"{group.key}.js").write_text(pack_group(group, inputs.chat), encoding="utf-8")
             tokens |= used_tokens(group.rows)
             histories.add(group)
             indexed.append(index_group(group, patterns))

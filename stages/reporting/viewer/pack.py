@@ -9,6 +9,7 @@ from typing import Any
 
 from stages.records.episode import Owner
 from stages.reporting.blocks import rounded
+from stages.reporting.hidden import Chats, hidden_observations, no_chat
 from stages.reporting.viewer.groups import Group, Row
 
 DIGITS = 1000
@@ -56,9 +57,9 @@ def spans_of(row: Row) -> list[tuple[tuple[int, ...], int, int]]:
     return spans
 
 
-def pack_episode(row: Row, texts: Interned, spans: Interned) -> list[Any]:
-    """[messages, turns, spans, log-probabilities, advantages, and, where the row has them, step credit by turn (null without) and
-    the turns' places in their play].
+def pack_episode(row: Row, texts: Interned, spans: Interned, chat: Chats = no_chat) -> list[Any]:
+    """[messages, turns, spans, log-probabilities, advantages, and, as far as the row has one of them or a later one, step credit
+    by turn, the turns' places in their play, and `hidden_observations`; null for one that it lacks].
 
     messages: [role's text, content's text, ...]; turns: [action, observation, state, accepted, reward, cost] each; spans: [ids,
     owner, turn] each; log-probabilities and advantages (as runs; null if not trained on): of policy tokens. Texts, states and ids
@@ -67,6 +68,9 @@ def pack_episode(row: Row, texts: Interned, spans: Interned) -> list[Any]:
     policy = [place for place, owner in enumerate(row["owner"]) if owner == Owner.POLICY]
     advantages, credit, moves = row.get("advantages"), row.get("credit"), row.get("moves")
     credited = None if credit is None else [rounded(value) for value in credit]
+    further = [credited, list(moves) if moves else None, hidden_observations(row, chat) or None]
+    while further and further[-1] is None:
+        further.pop()
     return [
         [texts(message[part]) for message in row["messages"] for part in ("role", "content")],
         [
@@ -83,7 +87,7 @@ def pack_episode(row: Row, texts: Interned, spans: Interned) -> list[Any]:
         [[spans(ids), owner, turn] for ids, owner, turn in spans_of(row)],
         [round(DIGITS * row["logprob"][place]) for place in policy],
         None if advantages is None else runs(rounded(advantages[place]) for place in policy),
-        *([credited, list(moves)] if moves else [] if credit is None else [credited]),
+        *further,
     ]
 
 
@@ -98,8 +102,8 @@ def script(function: str, *values: Any) -> str:
     return f"viewer.{function}({written});\n".replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
-def pack_group(group: Group) -> str:
-    """The file of a group: its texts, runs of token ids, and episodes."""
+def pack_group(group: Group, chat: Chats = no_chat) -> str:
+    """The file of a group: its texts, runs of token ids, and episodes. chat: finds the tokens of hidden observations."""
     texts, spans = Interned(), Interned()
-    episodes = [pack_episode(row, texts, spans) for row in group.rows]
+    episodes = [pack_episode(row, texts, spans, chat) for row in group.rows]
     return script("arrived", group.key, {"texts": texts.values, "spans": spans.values, "episodes": episodes})

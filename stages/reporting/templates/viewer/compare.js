@@ -88,7 +88,10 @@ viewer.views.compare = (function () {
     heading.append(viewer.link(shown.entry.source + ", turn " + (place + 1), { source: shown.entry.source, episode: shown.entry.id, turn: place + 1 }));
     const facts = viewer.numbers(step), twin = other.turns.findIndex(function (one) { return one.state === step.state && one.action === step.action; });
     heading.append(facts ? ", " + facts : "", twin >= 0 && twin !== place ? ", the same step as the other's turn " + (twin + 1) : "");
-    box.append(heading, action(step, shown, vocabulary), element("p", "answer", step.observation));
+    const answer = element("p", "answer", step.observation);
+    box.append(heading, action(step, shown, vocabulary));
+    if (step.left) { answer.classList.add("left"); box.append(page.left(step.left)); }
+    box.append(answer);
     return box;
   }
 

@@ -102,6 +102,10 @@ const viewer = (function () {
       turn.logprob = own.reduce(function (sum, token) { return sum + token.logprob; }, 0);
       if (advantages && own.length) turn.advantage = own.reduce(function (sum, token) { return sum + (token.advantage || 0); }, 0) / own.length;
     });
+    (packed[7] || []).forEach(function (hidden) {
+      turns[hidden[0]].left = hidden[1] + 1;
+      tokens.slice(hidden[2], hidden[3] || hidden[2]).forEach(function (token) { token.left = hidden[1] + 1; });
+    });
     if (packed[6]) turns.forEach(function (turn, number) { turn.move = packed[6][number] + 1; });
     credit(turns, values[entry.domain] || {}, packed[5]);
     return { entry: entry, messages: messages, turns: turns, tokens: tokens, trained: Boolean(advantages), credited: turns.some(function (turn) { return turn.credit !== undefined; }) };

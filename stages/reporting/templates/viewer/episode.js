@@ -75,6 +75,8 @@ viewer.episodeView = function (article, moved) {
         const said = viewer.numbers(step);
         heading.append(", ", link("turn " + count, count), said ? ", " + said : "");
       }
+      const seen = count && !own && shown.turns[count - 1];
+      if (seen && seen.left) { box.classList.add("left"); heading.append(", ", page.left(seen.left)); }
       box.append(heading, message.text);
       content.appendChild(box);
     });
@@ -86,6 +88,7 @@ viewer.episodeView = function (article, moved) {
       const box = element("div", "drawn"), heading = element("b"), picture = element("div", "picture");
       box.dataset.turn = place + 1;
       heading.append(link("turn " + (place + 1), place + 1), ": " + step.action + (step.accepted ? "" : " (refused)"));
+      if (step.left) heading.append(" ", page.left(step.left));
       box.append(heading, picture);
       content.appendChild(box);
       picture.append(renderer.draw(shown, place, element));
@@ -100,6 +103,7 @@ viewer.episodeView = function (article, moved) {
   }
 
   function showKey(limit) {
+    if ((view === "chat" ? shown.turns : shown.tokens).some(function (one) { return one.left; })) key.append(element("span", "", page.LEFT));
     if (view === "owner") Object.keys(COLOURS).forEach(function (owner) { if (shown.tokens.some(function (token) { return token.owner === owner; })) swatch(COLOURS[owner], 40, owner); });
     if (view === "logprob") { swatch("--domain0", 8, "probability near 1"); swatch("--domain0", 31, "10 %"); swatch("--domain0", 54, "1 % or less"); }
     if (view === "advantage") { swatch("--sft", 50, "made more likely (up to +" + format(limit, 2) + ")"); swatch("--domain0", 50, "made less likely (down to −" + format(limit, 2) + ")"); }
@@ -111,6 +115,8 @@ viewer.episodeView = function (article, moved) {
     showKey(limit);
     shown.tokens.forEach(function (token, place) {
       const span = element("span", token.owner === "policy" ? "" : "other", vocabulary[token.id]);
+      if (token.left && (!place || shown.tokens[place - 1].left !== token.left || shown.tokens[place - 1].turn !== token.turn)) box.appendChild(page.left(token.left));
+      if (token.left) span.classList.add("left");
       if (view === "owner") viewer.tint(span, COLOURS[token.owner], 32);
       else viewer.tintBy(span, token, view, limit);
       span.dataset.token = place;
@@ -127,6 +133,7 @@ viewer.episodeView = function (article, moved) {
     viewer.words().then(function (vocabulary) {
       const token = shown.tokens[Number(span.dataset.token)], lines = [JSON.stringify(vocabulary[token.id]) + "  (id " + token.id + ")"];
       lines.push(token.owner + (token.turn >= 0 ? ", turn " + (token.turn + 1) : ""));
+      if (token.left) lines.push("left the context after turn " + token.left);
       if (token.logprob !== undefined) lines.push("log-probability " + format(token.logprob, 3) + ", probability " + format(Math.exp(token.logprob), 3));
       if (token.advantage !== undefined) lines.push("advantage " + format(token.advantage, 3));
       if (token.credit !== undefined) lines.push("step credit " + format(token.credit, 3));
@@ -180,7 +187,7 @@ viewer.episodeView = function (article, moved) {
     Object.keys(buttons).forEach(function (name) { buttons[name].setAttribute("aria-pressed", String(name === view)); });
     showFacts();
     const now = shown;
-    if (view === "chat") { showChat(); finish(); }
+    if (view === "chat") { showKey(); showChat(); finish(); }
     else if (view === "drawn") { showDrawn(); finish(); }
     else viewer.words().then(function (vocabulary) { if (shown === now) { showTokens(vocabulary); finish(); } });
   }

@@ -121,7 +121,9 @@ class LiveRun:
         return next((found for folder in self._folders() if (found := tokenizer_of(folder)) is not None), None)
 
     def _chat(self) -> Chat | None:
-        return next((found for folder in self._folders() if (found := load_chat(folder)) is not None), None)
+        params = self.params()
+        thinking = None if params is None else params.model.thinking
+        return next((found for folder in self._folders() if (found := load_chat(folder, thinking)) is not None), None)
 
     def page(self) -> str:
         """The viewer without a report: it holds only what runs."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from stages.agent.chat import Chat
+    from stages.records.thinking import Thinking
 
 Chats = Callable[[], "Chat | None"]
 """Loads the policy's chat format, which takes seconds: it is called only for episodes that hide something."""
@@ -18,18 +19,18 @@ def no_chat() -> Chat | None:
     return None
 
 
-def load_chat(folder: Path) -> Chat | None:
-    """The chat format of a `save_pretrained` folder; None if it has no tokenizer or is not there. Raises ValueError for one that
-    `stages.agent.chat.Chat` refuses."""
-    return _loaded(folder) if (folder / "tokenizer_config.json").exists() else None
+def load_chat(folder: Path, thinking: Thinking | None) -> Chat | None:
+    """The chat format of a `save_pretrained` folder, with the marks of `model.thinking`; None if it has no tokenizer or is not
+    there. Raises ValueError for one that `stages.agent.chat.Chat` refuses."""
+    return _loaded(folder, thinking) if (folder / "tokenizer_config.json").exists() else None
 
 
 @lru_cache(maxsize=4)
-def _loaded(folder: Path) -> Chat:
+def _loaded(folder: Path, thinking: Thinking | None) -> Chat:
     from stages.agent.chat import Chat
     from stages.agent.policy import load_tokenizer
 
-    return Chat(load_tokenizer(folder))
+    return Chat(load_tokenizer(folder), thinking)
 
 
 def hidden_observations(row: Mapping[str, Any], chat: Chats = no_chat) -> list[list[int]]:

@@ -195,7 +195,7 @@ def load_inputs(root: Path, params: Params) -> Inputs:
         merge=optional_json(root / "reports" / "merge.json"),
         domains={domain: load_domain_inputs(root, domain) for domain in params.domains},
         tokenizer=load_tokenizer(root / "data" / "models" / "sft"),
-        chat=partial(load_chat, root / "data" / "models" / "sft"),
+        chat=partial(load_chat, root / "data" / "models" / "sft", params.model.thinking),
         outcomes=[row for row in rows if row["model"] in evaluation["models"]],
         coalitions=[row for row in rows if row["model"] not in evaluation["models"]],
         code=code_hashes(root),

@@ -96,7 +96,7 @@ def test_the_evaluations_episodes_keep_what_was_hidden(chat: Chat, tmp_path: Pat
 
 
 def test_the_chat_format_comes_from_the_policys_folder(tiny_policy: Path, tmp_path: Path, chat: Chat) -> None:
-    found = load_chat(tiny_policy)
+    found = load_chat(tiny_policy, None)
     assert found is not None
     assert found.observation_tokens(RESULT) == chat.observation_tokens(RESULT)
-    assert load_chat(tmp_path) is None
+    assert load_chat(tmp_path, None) is None

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tiny import make_tiny_policy
 
-gc.disable()  # until all tests are collected: a fifth of that time
+gc.disable()  # until all tests are collected
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # One thread per process, as in the stages: the tests' processes share the cores, where threads that wait for each other are slow.

@@ -13,7 +13,7 @@ from typing import Any
 
 from stages.exchange.aside import KEY, Aside, aside, restored
 from stages.exchange.conversations import Conversation, calls_text, text_of
-from stages.exchange.episodes import conversation, left_context
+from stages.exchange.episodes import conversation, left_after
 from stages.records.episode import Episode
 
 SCHEMA = "ATIF-v1.7"
@@ -32,7 +32,7 @@ def agent_step(episode: Episode, number: int, message: str, step_id: int) -> Jso
     thought, said = split_message(message, turn.action)
     call = f"turn-{number + 1}"
     found: Json = {"reward": turn.reward, "accepted": turn.accepted, "cost": turn.cost}
-    if (after := left_context(episode).get(number + 1)) is not None:
+    if (after := left_after(episode).get(number + 1)) is not None:
         found["left_context_after_turn"] = after
     step: Json = {
         "step_id": step_id,

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from stages.records.episode import Episode, Owner
+from stages.records.forgotten import left_context
 from stages.records.messages import Messages
 from stages.records.task import Task
 
@@ -30,17 +31,15 @@ def conversation(episode: Episode) -> Messages:
     return messages if messages[-1]["content"] or len(messages) == 1 else messages[:-1]
 
 
-def left_context(episode: Episode) -> dict[int, int]:
-    """Turn whose observation later turns did not see -> the turn after which it left their context; both from 1, by turn."""
-    # Of an observation that was hidden more than once, the first time counts.
-    first = {turn + 1: by + 1 for turn, by in reversed(episode.forgotten)}
-    return dict(sorted(first.items()))
+def left_after(episode: Episode) -> dict[int, int]:
+    """`left_context` with turns from 1, as exported files number them."""
+    return {turn + 1: by + 1 for turn, by in left_context(episode.forgotten).items()}
 
 
 def with_left_context(rows: Sequence[Row], episodes: Sequence[Episode]) -> None:
     """Add the column `left_context`, a list of `turn` and `after_turn`, if an episode has some; rows of a table have the same
     keys."""
-    left = {episode.episode_id: left_context(episode) for episode in episodes}
+    left = {episode.episode_id: left_after(episode) for episode in episodes}
     for row in rows if any(left.values()) else ():
         found = left[row["episode_id"]].items()
         row["left_context"] = [{"turn": turn, "after_turn": after} for turn, after in found]

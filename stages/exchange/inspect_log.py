@@ -18,7 +18,7 @@ from typing import Any
 
 from stages.exchange.aside import KEY, Aside, aside, restored
 from stages.exchange.conversations import Conversation, calls_text, text_of
-from stages.exchange.episodes import conversation, left_context
+from stages.exchange.episodes import conversation, left_after
 from stages.records.episode import Episode
 
 Json = dict[str, Any]
@@ -34,7 +34,7 @@ ATTACHMENT = re.compile(r"attachment://([0-9a-f]{32})")
 def sample_of(episode: Episode, epoch: int) -> Json:
     """The episode as an EvalSample."""
     messages: list[Json] = []
-    left = left_context(episode)
+    left = left_after(episode)
     for place, message in enumerate(conversation(episode)):
         made: Json = {**message, "id": f"{episode.episode_id}-{place}"}
         if message["role"] == "assistant":

@@ -7,6 +7,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stages.records.forgotten import left_context
+
 if TYPE_CHECKING:
     from stages.agent.chat import Chat
     from stages.records.thinking import Thinking
@@ -39,8 +41,7 @@ def hidden_observations(row: Mapping[str, Any], chat: Chats = no_chat) -> list[l
     The turns after `by`, from 0, did not see the tokens [start, stop) of the observation of `turn`: its text; its message stayed,
     empty. [turn, by] without a chat format or tokens.
     """
-    # An observation can be hidden again, which changes nothing: its first entry counts.
-    first = sorted(dict(reversed(row.get("forgotten") or [])).items())
+    first = list(left_context(row.get("forgotten") or []).items())
     found = chat() if first and row["token_ids"] else None
     if found is None:
         return [[turn, by] for turn, by in first]

@@ -140,7 +140,7 @@ def _compact(text: str) -> str:
 
 
 def _drawn(figure: Figure) -> str:
-    """The SVG file that `figure.savefig` writes, in two thirds of its time: savefig draws once more to place the axes."""
+    """The SVG file that `figure.savefig` writes; that would draw the figure once more to place the axes."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     canvas, buffer = FigureCanvasSVG(figure), io.StringIO()

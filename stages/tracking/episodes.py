@@ -8,6 +8,7 @@ from typing import Any
 
 from stages.agent.sample_episodes import outcome
 from stages.records.addresses import of_episode, served
+from stages.records.forgotten import left_context
 
 
 def trace_of(row: Mapping[str, Any], source: str) -> dict[str, Any]:
@@ -18,8 +19,7 @@ def trace_of(row: Mapping[str, Any], source: str) -> dict[str, Any]:
     `advantage`, their mean, and `left_context_after_turn` if turns after that one, from 1, did not see the observation.
     """
     advantages = row.get("advantages")
-    # Of an observation that was hidden more than once, the first time counts.
-    left = {turn: by + 1 for turn, by in reversed(row.get("forgotten") or [])}
+    left = left_context(row.get("forgotten") or [])
     turns = []
     for number, turn in enumerate(row["turns"]):
         span = slice(turn["start"], turn["end"])
@@ -27,7 +27,7 @@ def trace_of(row: Mapping[str, Any], source: str) -> dict[str, Any]:
         values["tokens"] = turn["end"] - turn["start"]
         values["logprob"] = round(sum(row["logprob"][span]), 4)
         if number in left:
-            values["left_context_after_turn"] = left[number]
+            values["left_context_after_turn"] = left[number] + 1
         if advantages is not None and values["tokens"]:
             values["advantage"] = round(sum(advantages[span]) / values["tokens"], 4)
         turns.append(values)

@@ -53,8 +53,12 @@ def slope_penalty(values: Values, state: Tensor, settings: Lipschitz, scale: Ten
     ball. scale [S]: a unit of each dimension. `values` must let gradients through to its weights."""
     with torch.no_grad():
         clean = values(state[None])
-    start = _random_start(settings, len(clean), state, generator)
-    change = adversary(values, state, settings, scale, start)
+    start = random_start(settings, len(clean), state, generator)
+    return squared_change(values, state, adversary(values, state, settings, scale, start), settings, scale)
+
+
+def squared_change(values: Values, state: Tensor, change: Tensor, settings: Lipschitz, scale: Tensor) -> Tensor:
+    """Mean over states [B, S] of the sum over critics of the squared change of value by `change` [N, B, S]; units: `scale`."""
     moved, still = values(state + change * scale), values(state[None])
     return ((moved - (still.detach() if settings.stop_clean else still)) ** 2).mean(1).sum()
 
@@ -68,15 +72,23 @@ def adversary(values: Values, state: Tensor, settings: Lipschitz, scale: Tensor,
         gain = ((values(state + change * scale) - clean) ** 2).sum()
         (slope,) = torch.autograd.grad(gain, change)
         with torch.no_grad():
-            if settings.norm == "linf":
-                change = (change + stride * slope.sign()).clamp(-settings.epsilon, settings.epsilon)
-            else:
-                moved = change + stride * torch.nn.functional.normalize(slope, dim=-1)
-                change = moved * (settings.epsilon / moved.norm(dim=-1, keepdim=True).clamp(min=1e-30)).clamp(max=1.0)
+            change = within(change + stride * steepest(slope, settings), settings)
     return change.detach()
 
 
-def _random_start(settings: Lipschitz, critics: int, state: Tensor, generator: torch.Generator) -> Tensor:
+def steepest(slope: Tensor, settings: Lipschitz) -> Tensor:
+    """The direction of length 1 in the ball's norm in which a function of this slope [..., S] rises most."""
+    return slope.sign() if settings.norm == "linf" else torch.nn.functional.normalize(slope, dim=-1)
+
+
+def within(change: Tensor, settings: Lipschitz) -> Tensor:
+    """The nearest changes [..., S] in the ball."""
+    if settings.norm == "linf":
+        return change.clamp(-settings.epsilon, settings.epsilon)
+    return change * (settings.epsilon / change.norm(dim=-1, keepdim=True).clamp(min=1e-30)).clamp(max=1.0)
+
+
+def random_start(settings: Lipschitz, critics: int, state: Tensor, generator: torch.Generator) -> Tensor:
     """Uniform in the ball, [N, B, S]: at its centre the penalty has no slope."""
     shape = (critics, *state.shape)
     if settings.norm == "linf":

@@ -11,12 +11,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Aggregate = Literal["min", "mean"]
+Aggregate = Literal["min", "mean", "min_of_2"]
 
 
 def aggregated(values: Tensor, aggregate: Aggregate) -> Tensor:
-    """The ensemble's value [...] of its members' [N, ...]."""
-    return values.amin(0) if aggregate == "min" else values.mean(0)
+    """The ensemble's value [...] of its members' [N, ...]. min_of_2: the mean over all pairs of members of the smaller one; of
+    members in rising order, the i-th (from 0) is that in N - 1 - i pairs. One member is its own pair."""
+    if aggregate == "mean":
+        return values.mean(0)
+    if aggregate == "min" or len(values) == 1:
+        return values.min(0).values
+    pairs = torch.arange(len(values) - 1, -1, -1, dtype=values.dtype)
+    return torch.tensordot(pairs / pairs.sum(), values.sort(0).values, 1)
 
 
 def similarity(gradients: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ def frozen_lake(horizon: int, slip: float) -> LinearMdp:
         np.tile(kernel.reshape(-1, states), (steps, 1, 1)),
         start=start,
         fail=states - 1,
+        most=1.0,
     )
 
 

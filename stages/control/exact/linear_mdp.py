@@ -30,6 +30,12 @@ class LinearMdp:
     start: int
     fail: int | None = None
     """A state of value 0 that is never left."""
+    most: float | None = None
+    """The largest return of an episode; None: 1 in every step."""
+
+    @property
+    def largest_return(self) -> float:
+        return self.horizon if self.most is None else self.most
 
     @property
     def horizon(self) -> int:

@@ -95,52 +95,50 @@ class Regression:
         return np.maximum(square - mean**2, 0.0)
 
 
-def worst_case(regression: Regression, values: Array, horizon: int, settings: LinearPvi, top: float | None = None) -> Array:
-    """nu [d]: the estimated worst case of each factor, from the next values [K] of the data. top: of the levels that chi2 and the
-    TV constraint are maximised at, `horizon` if None; none above the values is better."""
-    top = horizon if top is None else top
+def worst_case(regression: Regression, values: Array, most: float, settings: LinearPvi) -> Array:
+    """nu [d]: the estimated worst case of each factor, from the next values [K] of the data. most: that a value can be."""
     estimators: dict[str, Callable[[], Array]] = {
         "tv": lambda: regression(np.minimum(values, values.min() + settings.divergence_weight)),
-        "kl": lambda: _kl(regression, values, horizon, settings),
-        "chi2": lambda: _chi2(regression, values, top, settings),
-        "tv_constrained": lambda: _tv_constrained(regression, values, top, settings.radius),
-        "kl_constrained": lambda: _kl_constrained(regression, values, horizon, settings.radius),
+        "kl": lambda: _kl(regression, values, most, settings),
+        "chi2": lambda: _chi2(regression, values, most, settings),
+        "tv_constrained": lambda: _tv_constrained(regression, values, most, settings.radius),
+        "kl_constrained": lambda: _kl_constrained(regression, values, most, settings.radius),
     }
     return estimators[settings.robust]()
 
 
-def _kl(regression: Regression, values: Array, horizon: int, settings: LinearPvi) -> Array:
+def _kl(regression: Regression, values: Array, most: float, settings: LinearPvi) -> Array:
     weight = settings.divergence_weight
     if settings.kl_regression == "shifted":
         found = 1 + regression(np.exp(-values / weight) - 1)
-        return -weight * np.log(found.clip(np.exp(-horizon / weight), 1.0))
+        return -weight * np.log(found.clip(np.exp(-most / weight), 1.0))
     low = values.min()
-    # Clipped in the shifted scale: exp(-H / weight) itself underflows for small weights.
-    found = np.maximum(regression(np.exp(-(values - low) / weight)), np.exp((low - horizon) / weight))
+    # Clipped in the shifted scale: exp(-most / weight) itself underflows for small weights.
+    found = np.maximum(regression(np.exp(-(values - low) / weight)), np.exp((low - most) / weight))
     return low - weight * np.log(np.maximum(found, np.finfo(float).tiny))
 
 
-def _chi2(regression: Regression, values: Array, top: float, settings: LinearPvi) -> Array:
-    cut = np.minimum(values[:, None], _levels(0.0, top, values))
+def _chi2(regression: Regression, values: Array, most: float, settings: LinearPvi) -> Array:
+    cut = np.minimum(values[:, None], _levels(0.0, most, values))
     mean, square = regression(cut), regression(cut**2)
     objective = mean - (square - mean**2) / (4 * settings.divergence_weight)
     return objective.max(-1) if settings.chi2_direction == "max" else objective.min(-1)
 
 
-def _tv_constrained(regression: Regression, values: Array, top: float, radius: float) -> Array:
-    levels = _levels(0.0, top, values)
+def _tv_constrained(regression: Regression, values: Array, most: float, radius: float) -> Array:
+    levels = _levels(0.0, most, values)
     return (regression(np.minimum(values[:, None], levels)) - radius * levels).max(-1)
 
 
-def _kl_constrained(regression: Regression, values: Array, horizon: int, radius: float) -> Array:
+def _kl_constrained(regression: Regression, values: Array, most: float, radius: float) -> Array:
     def objective(log_level: float, factor: int) -> float:
         level = float(np.exp(log_level))
         inside = 1 + regression(np.exp(-values / level) - 1)[factor]
-        return level * float(np.log(np.clip(inside, np.exp(-horizon / level), 1.0))) + level * radius
+        return level * float(np.log(np.clip(inside, np.exp(-most / level), 1.0))) + level * radius
 
     found = []
     for factor in range(regression.features.shape[1]):
-        best = minimize_scalar(objective, bounds=(np.log(1e-2), np.log(10.0 * horizon)), args=(factor,), method="bounded")
+        best = minimize_scalar(objective, bounds=(np.log(1e-2), np.log(10.0 * most)), args=(factor,), method="bounded")
         found.append(max(0.0, -float(best.fun)))
     return np.array(found)
 
@@ -186,12 +184,10 @@ def learn(mdp: LinearMdp, data: Steps, settings: LinearPvi) -> Learned:
             weights, kind = regression(rows @ mdp.theta[step] + following), "full"
         else:
             last = step == horizon - 1
-            # on the lake values are at most 1, and levels up to the 31 steps would be too coarse
-            top = float(following.max()) if settings.world == "frozen_lake" else None
-            worst = 0.0 if last else worst_case(regression, following, horizon, settings, top)
+            worst = 0.0 if last else worst_case(regression, following, mdp.largest_return, settings)
             weights, kind = mdp.theta[step] + worst, settings.penalty
         penalties[step] = settings.beta * penalty(mdp.features, regression.inverse, kind)
-        q = (mdp.features @ weights - penalties[step]).clip(0.0, horizon - step)
+        q = (mdp.features @ weights - penalties[step]).clip(0.0, min(horizon - step, mdp.largest_return))
         found[step], policy[step], values[step] = weights, q.argmax(-1), q.max(-1)
         if mdp.fail is not None:
             values[step, mdp.fail] = 0.0

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from stages.control.off_policy.adversaries import lowest, penalty
-from stages.control.off_policy.critics import BoundedCritics, UnitFeatures, combined
+from stages.control.off_policy.critics import BoundedCritics, UnitFeatures
 from stages.control.off_policy.networks import Policy
 from stages.control.off_policy.replay import Replay, Transitions
 from stages.control.off_policy.settings import OffPolicy
@@ -18,7 +18,7 @@ from stages.control.off_policy.updates import FlatAdam, follow
 from stages.values import gaussian
 from stages.values.ensemble import Ensemble
 from stages.values.lipschitz import local_slopes
-from stages.values.pessimism import similarity
+from stages.values.pessimism import aggregated, similarity
 
 SCALE_EVERY = 1000
 """Updates between measurements of the states' standard deviations."""
@@ -69,7 +69,7 @@ class Agent(nn.Module):
         return self._means(self.critics(torch.cat([observation, action], -1)))
 
     def _combined(self, outputs: Tensor) -> Tensor:
-        return combined(self._means(outputs), self.settings.aggregate)
+        return aggregated(self._means(outputs), self.settings.aggregate)
 
     def _means(self, outputs: Tensor) -> Tensor:
         return outputs.squeeze(-1) if outputs.shape[-1] == 1 else outputs[..., 0]

@@ -1,4 +1,4 @@
-"""Ensembles of networks with features of length 1 or layers of bounded norm, and what makes one value of several critics'.
+"""Ensembles of networks with features of length 1 or layers of bounded norm.
 
 Voelcker et al. (arXiv 2204.01464) divide the features before the last layer by their length, in actor and critics. The forms of
 the spectral bound beside the usual one follow from what is known of Zheng et al. (arXiv 2302.01244), whose own is not.
@@ -6,26 +6,11 @@ the spectral bound beside the usual one follow from what is known of Zheng et al
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from stages.values.ensemble import Ensemble
-
-Aggregate = Literal["min", "mean", "min_of_2"]
-
-
-def combined(values: Tensor, aggregate: Aggregate) -> Tensor:
-    """The ensemble's value [...] of its members' [N, ...]. min_of_2: the mean over all pairs of members of the smaller one; of
-    members in rising order, the i-th (from 0) is that in N - 1 - i pairs. One member is its own pair."""
-    if aggregate == "mean":
-        return values.mean(0)
-    if aggregate == "min" or len(values) == 1:
-        return values.min(0).values
-    pairs = torch.arange(len(values) - 1, -1, -1, dtype=values.dtype)
-    return torch.tensordot(pairs / pairs.sum(), values.sort(0).values, 1)
 
 
 class UnitFeatures(Ensemble):

@@ -128,18 +128,12 @@ class Offline(Section):
         needs |= dict.fromkeys(
             ("diversity", "aggregate", "policy_learning_rate", "alpha_learning_rate", "tune_alpha", "log_std_range"), sac
         )
-        needs |= {"dynamics": sac}
-        shared = dict.fromkeys(("critics", "target_rate", "gamma", "reward_scale"), values)
-        refuse_idle(self, "", {**needs, **shared})
+        needs |= {"dynamics": sac} | dict.fromkeys(("critics", "target_rate", "gamma", "reward_scale"), values)
+        refuse_idle(self, "", needs)
         if self.diversity and self.critics == 1:
             raise ValueError("diversity compares critics, of which there is one; raise critics, or remove diversity")
         if self.log_std_range[0] >= self.log_std_range[1]:
             raise ValueError(f"log_std_range {self.log_std_range}: the first, the least, must be below the second")
-        refuse_idle(self, "", {"aggregate": (self.critics > 1, "two critics or more")})
-        refuse_idle(self, "", {"alpha_learning_rate": (self.tune_alpha, "tune_alpha: true")})
+        tuned = (self.tune_alpha, "tune_alpha: true")
+        refuse_idle(self, "", {"aggregate": (self.critics > 1, "two critics or more"), "alpha_learning_rate": tuned})
         return self
-
-    @property
-    def imagines(self) -> bool:
-        """Whether the agent learns from a model's rollouts, too."""
-        return self.dynamics is not None and self.dynamics.real_share < 1.0

@@ -88,7 +88,7 @@ class Training(Rounds):
     def _imagination(self) -> OfflineImagination | None:
         """None without rollouts. Raises ParamsError if exact dynamics are not of this task."""
         dynamics = self.settings.dynamics
-        if dynamics is None or not self.settings.imagines:
+        if dynamics is None or not self.agent.settings.imagines:
             return None
         if dynamics.exact and self.task.task != "Pendulum-v1":
             raise ParamsError(

@@ -52,12 +52,9 @@ def sequence(levels: int, dimensions: int, order: str, first_dimension: str) -> 
     return [level * dimensions + place for place in of_level for level in range(levels)]
 
 
-def prefixes(codes: Tensor, dimensions: int, bins: int, order: list[int] | None = None) -> Tensor:
-    """Centres of all dimensions' intervals before each choice, [B, T, D] of [B, T]. order: see `sequence`; None: by position."""
-    moved = offsets(codes, dimensions, bins)
-    if order is None:
-        return moved.cumsum(1) - moved
-    chosen = moved[:, order]
+def prefixes(codes: Tensor, dimensions: int, bins: int, order: list[int]) -> Tensor:
+    """Centres of all dimensions' intervals before each choice, [B, T, D] of [B, T]. order: of the choices, see `sequence`."""
+    chosen = offsets(codes, dimensions, bins)[:, order]
     before = chosen.cumsum(1) - chosen
     return before[:, torch.tensor(order).argsort()]
 
@@ -133,7 +130,7 @@ class SoftQ(nn.Module):
 
     def advantages(self, observation: Tensor, codes: Tensor) -> Tensor:
         """[2, B, T, bins] after the choices [B, T] before each position, of observations [B, S]."""
-        before = prefixes(codes, self.dimensions, self.bins, self.order if self.order != sorted(self.order) else None)
+        before = prefixes(codes, self.dimensions, self.bins, self.order)
         if not self.conditioned:
             before = torch.zeros_like(before)
         inputs = torch.cat([observation[:, None].expand(-1, self.positions, -1), before], -1)

@@ -64,7 +64,7 @@ def test_levels_above_the_values_make_no_difference() -> None:
     regression, values = Regression(np.tile([1.0, 0.0], (4, 1)), 1e-9), np.array([0.0, 0.05, 0.1, 0.2])
     for robust in ("chi2", "tv_constrained"):
         settings = LinearPvi.model_validate({"robust": robust})
-        coarse, fine = worst_case(regression, values, 31, settings)[0], worst_case(regression, values, 31, settings, 0.2)[0]
+        coarse, fine = worst_case(regression, values, 31, settings)[0], worst_case(regression, values, 0.2, settings)[0]
         assert coarse - 1e-12 <= fine <= coarse + 0.05
 
 

@@ -47,7 +47,7 @@ def test_decoding_errs_by_at_most_half_a_bin(levels: int, bins: int) -> None:
 
 def test_prefixes_are_the_centres_so_far() -> None:
     """Two dimensions and levels: all of level 1 come before level 2."""
-    found = prefixes(torch.tensor([[1, 0, 1, 1]]), 2, 2)[0]
+    found = prefixes(torch.tensor([[1, 0, 1, 1]]), 2, 2, [0, 1, 2, 3])[0]
     assert found.tolist() == [[0.0, 0.0], [0.5, 0.0], [0.5, -0.5], [0.75, -0.5]]
 
 

@@ -34,10 +34,10 @@ def _end(signum: int, frame: object) -> None:
     raise _EndedError(signum)
 
 
-def _running(group: int) -> list[psutil.Process]:
-    """Running descendants of this process and members of `group`."""
+def _running(group: int | None) -> list[psutil.Process]:
+    """Running descendants of this process and members of `group`, if that is known."""
     found = psutil.Process().children(recursive=True)
-    if sys.platform != "linux":  # no subreaper: find orphans by their group
+    if group is not None and sys.platform != "linux":  # no subreaper: find orphans by their group
         known = {process.pid for process in found}
         for process in psutil.process_iter():
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -60,7 +60,7 @@ def _wait(child: subprocess.Popen) -> int:
             return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 
-def _end_all(group: int, grace_s: float) -> None:
+def _end_all(group: int | None, grace_s: float) -> None:
     """Send SIGTERM once to each process, SIGKILL after `grace_s`; returns when none is running."""
     deadline = time.monotonic() + grace_s
     signalled: set[int] = set()
@@ -105,8 +105,7 @@ def run(command: list[str], grace_s: float = GRACE_S, sweep: bool = False) -> in
     except _EndedError as ended:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
-        if child is not None:
-            _end_all(child.pid, grace_s)
+        _end_all(child.pid if child else None, grace_s)  # the signal may have come while Popen waited for a started child
         return 128 + int(ended.args[0])
 
 

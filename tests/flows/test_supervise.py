@@ -63,6 +63,29 @@ def test_signal_ends_processes_in_other_sessions(tmp_path: Path) -> None:
     assert gone(escaped)
 
 
+SIGNALLED_AT_THE_START = """
+import os, signal, subprocess, sys
+from flows import supervise
+
+start = subprocess.Popen
+
+def started(*arguments, **options):
+    child = start(*arguments, **options)
+    os.kill(os.getpid(), signal.SIGTERM)
+    return child
+
+subprocess.Popen = started
+sys.exit(supervise.run(["sleep", "90"], 0.5))
+"""
+
+
+def test_signal_before_popen_returns_ends_the_child() -> None:
+    """On a busy machine the child may be at work before Popen returns."""
+    with subprocess.Popen([sys.executable, "-c", SIGNALLED_AT_THE_START], cwd=ROOT, stdout=subprocess.PIPE) as process:
+        process.communicate(timeout=60)  # the child holds the pipe, too: returns when both have ended
+        assert process.returncode == 128 + signal.SIGTERM
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="needs PR_SET_PDEATHSIG, which only Linux has")
 def test_killed_parent_leaves_no_process(tmp_path: Path) -> None:
     """kill -9 of a flow leaves no stage behind."""

@@ -12,8 +12,8 @@ import pytest
 
 from stages.environments.protocol import Domain, Environment
 from stages.environments.registry import load_domain
-from stages.environments.textworld import TextWorldDomain, TextWorldSettings
-from stages.environments.textworld.settings import NAME_NUMBERS
+from stages.environments.textworld import TextWorldDomain, TextWorldSettings, games
+from stages.environments.textworld.settings import NAME_NUMBERS, parse_recipe
 from stages.environments.textworld.stories import Story, Transitions
 from stages.params import ROOT
 from stages.records.task import SPLITS
@@ -245,6 +245,25 @@ def test_rebuild_writes_same_bytes_and_only_games(domain, records, tasks, folder
         assert b"site-packages" not in data
         if path.suffix == ".z8":
             assert data[0x12:0x18] == b"000000"
+
+
+def test_a_game_is_the_one_that_textworld_compiles(records, tasks, folder, tmp_path):
+    from textworld import GameOptions
+    from textworld.generator import compile_game
+
+    options = GameOptions()
+    options.path = str(tmp_path / "game.z8")
+    theirs = bytearray(Path(compile_game(games.make_game(parse_recipe(records[0])), options)).read_bytes())
+    theirs[0x12:0x18] = b"000000"
+    assert (folder / tasks[0].spec["game"]).read_bytes() == theirs
+
+
+def test_a_failed_compilation_names_the_game_and_gives_the_compilers_message(records, tmp_path, monkeypatch):
+    game = games.make_game(parse_recipe(records[0]))
+    monkeypatch.setattr(games, "generate_inform7_source", lambda game: "There is no such room.")
+    with pytest.raises(RuntimeError, match=rf"(?s)ni could not compile game {game.metadata['uuid']} \(exit code 1\):.*Inform 7"):
+        games.compile_to(game, tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_recipes_are_deterministic_and_valid(domain, records):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from stages.annotation.fit_models import fitting
 from stages.annotation.nodes import path_to
-from stages.judging.agreement import against
+from stages.judging.agreement import against, kappa_below
 from stages.judging.contract import Candidate, Cost, Judge, Question, Rubric
 from stages.judging.episodes import attributes, candidate, gold_quality, named
 from stages.judging.fit_judge import by_principle, fit_judge, measured, verdicts
@@ -258,8 +258,7 @@ def fit_judge_model(
 
 def _check_believable(params: JudgeModel, held: Mapping[str, float]) -> None:
     """Raise ValueError if the model agrees less with held-out labels than the section demands."""
-    kappa = held.get("kappa", 0.0)
-    if params.least_kappa is not None and kappa < params.least_kappa:
+    if (kappa := kappa_below(held, params.least_kappa)) is not None:
         raise ValueError(
             f"annotate.judge_model agrees with held-out labels with kappa {kappa:.2f} over {held['pairs']:.0f} pairs, and "
             f"least_kappa is {params.least_kappa}: give it more rollouts (rollout.tasks, attempts), pairs or epochs, or lower it"

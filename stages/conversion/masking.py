@@ -16,9 +16,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stages.runtime.files import atomic_file, atomic_text
+
+if TYPE_CHECKING:
+    from stages.conversion.settings import Conversion
 
 DIGITS = 12
 PLACEHOLDER = re.compile(r"<(EMAIL|PHONE|CARD|IP|NAME)_[0-9a-f]{12}>")
@@ -176,3 +179,8 @@ class Masker:
 
     def save(self, path: Path) -> None:
         atomic_text(path, json.dumps(self.vault, sort_keys=True, indent=1) + "\n")
+
+
+def masker_of(settings: Conversion, root: Path) -> Masker:
+    """The masker of a conversion, with an empty vault; its key is made if it does not exist."""
+    return Masker(load_key(root / settings.key), settings.curate.pii, settings.curate.names)

@@ -22,7 +22,7 @@ from stages.conversion.call_log import today as this_day
 from stages.conversion.choice import Scored, Share, calibrated, cost_per_call, promotion, replaceable_share, select
 from stages.conversion.clusters import Clusters, answer_shape, fit_clusters
 from stages.conversion.curate_calls import Call, Curated, curated, judged
-from stages.conversion.masking import Masker, load_key
+from stages.conversion.masking import Masker, masker_of
 from stages.conversion.router import LARGE, CallRouter, Specialist
 from stages.conversion.settings import Conversion
 from stages.conversion.specialise import Answer, answers, parameters, save, train
@@ -232,7 +232,7 @@ def convert(settings: Conversion, root: Path, bar: Progress | None = None, today
     out, state_file = root / settings.out, root / settings.out / "state.json"
     expire(root / settings.log, settings.collect.retention_days, today or this_day())
     calls = read_calls(root / settings.log)
-    masker = Masker(load_key(root / settings.key), settings.curate.pii, settings.curate.names)
+    masker = masker_of(settings, root)
     state = read_json(state_file) if state_file.exists() else None
     why = due(settings, calls, masker, root, state)
     if not why:

@@ -42,7 +42,7 @@ class DomainTasks:
 
 
 def _worlds(tasks: Sequence[Task]) -> int:
-    return len({task.cluster or task.task_id for task in tasks})
+    return len({task.unit for task in tasks})
 
 
 def _spread(worlds: Sequence[Sequence[Task]], most: int) -> list[Task]:
@@ -57,7 +57,7 @@ def split_tasks(tasks: Sequence[Task], search: int, confirm: int, seed: int) -> 
     tasks both parts shrink about in proportion."""
     worlds: dict[str, list[Task]] = {}
     for task in sorted(tasks, key=lambda task: task.task_id):
-        worlds.setdefault(task.cluster or task.task_id, []).append(task)
+        worlds.setdefault(task.unit, []).append(task)
     wanted = min(confirm, round(len(tasks) * confirm / (search + confirm)))
     first = [worlds[world] for world in permutation(worlds, seed, "design.tasks")]
     second: list[list[Task]] = []

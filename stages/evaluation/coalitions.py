@@ -59,7 +59,7 @@ def _donors(job: Job, panel: Panel, scaffold: Scaffold, seed: int) -> tuple[Task
     Raises ValueError if a task has none."""
     found = []
     for task in job.tasks:
-        others = [one for one in panel.tasks if cluster(one) != cluster(task)]
+        others = [one for one in panel.tasks if one.unit != task.unit]
         if not others:
             raise ValueError(
                 f"evaluate.attribution.replacement: random takes messages from tasks of other clusters, and the panel of "
@@ -68,7 +68,3 @@ def _donors(job: Job, panel: Panel, scaffold: Scaffold, seed: int) -> tuple[Task
         drawn = others[key64(seed, "attribution", task.task_id) % len(others)]
         found.append(scaffold.brief(instructed(drawn, job.instruction)))
     return tuple(found)
-
-
-def cluster(task: Task) -> str:
-    return task.cluster or task.task_id

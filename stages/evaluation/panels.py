@@ -233,7 +233,7 @@ def row_of(episode: Episode, task: Task, attempt: int, panel: str, domain: Domai
         "domain": task.domain,
         "task_id": task.task_id,
         "attempt": attempt,
-        "cluster": task.cluster or task.task_id,
+        "cluster": task.unit,
         "panel": panel,
         "policy_hash": episode.policy_hash,
         "success": episode.success,

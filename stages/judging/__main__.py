@@ -11,6 +11,7 @@ from pathlib import Path
 
 from stages.algorithms.parts.judge import Judge as JudgeParams
 from stages.algorithms.resolve import resolve_section
+from stages.judging.agreement import kappa_below
 from stages.judging.contract import Judge, JudgeError
 from stages.judging.measuring import measured
 from stages.judging.reading import reading_judge
@@ -71,8 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ParamsError, JudgeError, ImportError, ValueError, OSError) as error:
         print(f"judging: {error}", file=sys.stderr)
         return 2
-    if options.least_kappa is not None and found.get("kappa", 0.0) < options.least_kappa:
-        print(f"judging: kappa is {found.get('kappa', 0.0):.2f}, below {options.least_kappa:g}", file=sys.stderr)
+    if (kappa := kappa_below(found, options.least_kappa)) is not None:
+        print(f"judging: kappa is {kappa:.2f}, below {options.least_kappa:g}", file=sys.stderr)
         return 1
     return 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,13 @@ def against(margins: Sequence[Margin], labels: Sequence[Sequence[int | None]], a
         if len(rows) > 1:
             found["alpha_people"] = krippendorff_alpha(rows, "ordinal")
     return found
+
+
+def kappa_below(found: Mapping[str, Any], least: float | None) -> float | None:
+    """Cohen's kappa in `found`, as of `against` (0 if nothing was compared), if it is below `least`; None if it is not, or if
+    `least` is None."""
+    kappa: float = found.get("kappa", 0.0)
+    return kappa if least is not None and kappa < least else None
 
 
 def read_labels(path: Path) -> tuple[list[Question], list[list[int | None]]]:

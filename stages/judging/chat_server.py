@@ -19,14 +19,13 @@ from stages.judging.chat_settings import ChatParams
 from stages.judging.completions import post, read
 from stages.judging.contract import JudgeError
 from stages.judging.server import LONGEST_WAIT_S
+from stages.judging.settings import LONGEST_ASKED_S
 from stages.records.reply_cache import ReplyCache, request_key
 from stages.runtime.files import locked
 from stages.runtime.validation import shortened
 
 AGAIN = (408, 425, 429)
 """HTTP statuses that pass, beside those from 500 on."""
-LONGEST_ASKED_S = 300.0
-"""Longest Retry-After that is waited for."""
 Messages = Sequence[Mapping[str, str]]
 
 

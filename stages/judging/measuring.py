@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from stages.judging.agreement import Margin, against, read_labels
+from stages.judging.agreement import Margin, against, kappa_below, read_labels
 from stages.judging.contract import Cost, Judge, JudgeError, Judgment, Question
 from stages.judging.groups import SINGLE, Scoring
 from stages.judging.measures import order_measures
@@ -83,9 +83,9 @@ def measured(
 def believed(judge: Judge, params: Asking, seed: int, given: LabelledPairs, root: Path) -> dict[str, Any]:
     """What `measured` finds by the settings `given`. Raises JudgeError if the judge agrees less than they demand."""
     found, _ = measured(judge, params, seed, root / given.path, given.limit)
-    if given.least_kappa is not None and found.get("kappa", 0.0) < given.least_kappa:
+    if (kappa := kappa_below(found, given.least_kappa)) is not None:
         raise JudgeError(
-            f"rl.judge agrees with the labels in {given.path} with kappa {found.get('kappa', 0.0):.2f} over "
+            f"rl.judge agrees with the labels in {given.path} with kappa {kappa:.2f} over "
             f"{found['compared']:.0f} pairs, and rl.judge.labelled_pairs.least_kappa is {given.least_kappa}: choose another "
             f"judge, or lower it"
         )

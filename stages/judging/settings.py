@@ -12,6 +12,9 @@ from stages.records.thinking import Occurrence
 from stages.runtime.validation import Count, NonNegative, Positive, Section, Share, refuse_idle
 from stages.values.settings import Fitting, ValidShare
 
+LONGEST_ASKED_S = 300.0
+"""Longest Retry-After that is waited for: of a judge's server unless `longest_wait_s` is set, of a chat server always."""
+
 
 class ProgramFaults(Section):
     """Planted sensitivity and errors of a program judge; scores are on the rubric's scale, 0 to 10."""
@@ -60,7 +63,7 @@ class ServerParams(Section):
     """Attempts per judgment, failed ones included."""
     wait_s: NonNegative = 1.0
     """Pause before the second attempt; doubled each time, at most 30 s. A server's Retry-After goes first."""
-    longest_wait_s: NonNegative = 300.0
+    longest_wait_s: NonNegative = LONGEST_ASKED_S
     """Longest Retry-After that is waited for; a judgment for which the server asks for more fails at once, as its reason says."""
     requests: Count = 4
     """Requests in flight."""

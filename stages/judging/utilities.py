@@ -40,6 +40,8 @@ CARD = Card(
 )
 Asked = Callable[[Sequence[tuple[str, str]]], list[tuple[float, float]]]
 """(first, second text) -> probabilities of answering first, and second; the rest is neither."""
+Triad = tuple[Pair, Pair, Pair]
+"""The pairs ab, bc and ac of three outcomes."""
 CLIP = 1e-5
 BESIDE = 4
 """Outcomes that each lottery is compared with."""
@@ -136,28 +138,27 @@ def cycle(p_ab: float, p_bc: float, p_ca: float) -> tuple[float, bool]:
     return soft, all(share > 0.5 for share in shares) or all(share < 0.5 for share in shares)
 
 
-def triads(found: Elicited) -> list[tuple[Pair, Pair, Pair]]:
-    """Random triads of outcomes, each as its pairs ab, bc and ac."""
+def triads(found: Elicited) -> list[Triad]:
+    """Random triads of outcomes."""
     every = list(itertools.combinations(range(len(found.outcomes)), 3))
     chosen = permutation(every, "utilities.triads", found.seed)[: found.params.triads]
     return [((one, two), (two, three), (one, three)) for one, two, three in chosen]
 
 
-def random_choices(found: Elicited) -> list[Pair]:
+def random_choices(found: Elicited, chosen: Sequence[Triad]) -> list[Pair]:
     """The pairs of the triads and the held-out ones, which no choice had a part in drawing, as far as they have answers."""
-    return sorted({*found.held, *(pair for triad in triads(found) for pair in triad)} & found.choices.keys())
+    return sorted({*found.held, *(pair for triad in chosen for pair in triad)} & found.choices.keys())
 
 
-def confidence(found: Elicited) -> float:
-    """Mean max(p, 1 - p) over `random_choices`; 0.5 without any. Over pairs that were chosen because their outcomes are close it
-    would be too small, the more so the fewer of all pairs are asked."""
-    shares = [found.choices[pair] for pair in random_choices(found)]
+def confidence(found: Elicited, pairs: Sequence[Pair]) -> float:
+    """Mean max(p, 1 - p) over `pairs`, of `random_choices`; 0.5 without any. Over pairs that were chosen because their outcomes
+    are close it would be too small, the more so the fewer of all pairs are asked."""
+    shares = [found.choices[pair] for pair in pairs]
     return statistics.fmean(max(share, 1 - share) for share in shares) if shares else 0.5
 
 
-def cycles(found: Elicited) -> dict[str, float]:
+def cycles(found: Elicited, chosen: Sequence[Triad]) -> dict[str, float]:
     """Means over random triads, whose pairs are asked where they were not."""
-    chosen = triads(found)
     found.query(sorted({pair for pairs in chosen for pair in pairs}))
     made = []
     for pairs in chosen:
@@ -231,9 +232,9 @@ def _z(values: Sequence[float]) -> list[float]:
     return [(value - statistics.fmean(values)) / deviation for value in values]
 
 
-def order_consistency(found: Elicited) -> float:
-    """Share of `random_choices` asked in both orders whose majority is the same in both; 1 without any."""
-    both = [found.orders[pair] for pair in random_choices(found) if len(found.orders[pair]) == 2]
+def order_consistency(found: Elicited, pairs: Sequence[Pair]) -> float:
+    """Share of `pairs`, of `random_choices`, asked in both orders whose majority is the same in both; 1 without any."""
+    both = [found.orders[pair] for pair in pairs if len(found.orders[pair]) == 2]
     return sum((one >= 0.5) == (other >= 0.5) for one, other in both) / len(both) if both else 1.0
 
 
@@ -242,14 +243,16 @@ def measured(params: Utilities, ask: Asked, seed: int) -> dict[str, Any]:
     found, fitted, final = elicit(params, ask, seed)
     asked = [[one, other, round(share, 6)] for (one, other), share in sorted(found.choices.items())]
     spread = max(found.choices.values()) - min(found.choices.values())
-    measures = {**held_out_measures(found, fitted), **cycles(found)}
+    chosen = triads(found)
+    measures = {**held_out_measures(found, fitted), **cycles(found, chosen)}
+    drawn = random_choices(found, chosen)
     return {
         "pairs": float(len(asked)),
-        "confidence": confidence(found),
+        "confidence": confidence(found, drawn),
         "indifferent": spread < 1e-6,
         **measures,
         **expected_utility(found, fitted),
-        "order_consistency": order_consistency(found),
+        "order_consistency": order_consistency(found, drawn),
         "mu": [round(value, 6) for value in final.mu],
         "variance": [round(value, 6) for value in final.variance],
         "choices": asked,

@@ -29,6 +29,12 @@ class Task:
     cluster: str = ""
     """Tasks that share a world (a compiled game, an encyclopaedia article) share a cluster, which belongs to one split."""
 
+    @property
+    def unit(self) -> str:
+        """The cluster, or without one the task itself. Tasks of one unit share a world, so their results depend on each other:
+        statistics resample them together, and what must be independent of a task comes from another unit."""
+        return self.cluster or self.task_id
+
 
 def succeeded(reward: float, terms: Mapping[str, float]) -> bool:
     """Whether an episode with this return and these reward terms solved its task: its SUCCESS_TERM, or without one its return, is

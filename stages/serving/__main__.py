@@ -24,7 +24,6 @@ from stages.runtime.workers import quiet_environment
 
 if TYPE_CHECKING:
     from stages.conversion.call_log import CallLog
-    from stages.conversion.masking import Masker
     from stages.conversion.settings import Conversion
     from stages.serving.specialists import Specialists
     from stages.serving.variants import ServedModel
@@ -76,16 +75,11 @@ def conversion_settings(conversion: Path | None) -> Conversion:
     return Conversion() if conversion is None else load_settings(conversion)
 
 
-def masker_of(settings: Conversion, root: Path) -> Masker:
-    from stages.conversion.masking import Masker, load_key
-
-    return Masker(load_key(root / settings.key), settings.curate.pii, settings.curate.names)
-
-
 def call_log(path: Path | None, conversion: Path | None, root: Path) -> CallLog | None:
     """The log of calls at `path`, masked as the settings file `conversion` says. Without a path, the log that the settings
     name; without settings, their defaults; without both, None. Raises ValueError for a log that was masked with another key."""
     from stages.conversion.call_log import CallLog
+    from stages.conversion.masking import masker_of
 
     if path is None and conversion is None:
         return None
@@ -98,6 +92,7 @@ def specialists(folder: Path | None, conversion: Path | None, root: Path, names:
     or as the defaults do. Raises RouterError for a folder without a finished round."""
     if folder is None:
         return None
+    from stages.conversion.masking import masker_of
     from stages.conversion.router import CallRouter
     from stages.serving.specialists import Specialists
 

@@ -180,7 +180,7 @@ def test_order_bias_shrinks_preferences() -> None:
     found = Elicited(NAMES[:2], params(), judge([math.sqrt(0.5), 0.0], noise=0.5, bias=0.8), 0)
     found.query([(0, 1)])
     assert found.choices[0, 1] == pytest.approx(0.772, abs=1e-3)
-    assert order_consistency(found) == 1.0
+    assert order_consistency(found, [(0, 1)]) == 1.0
 
 
 @pytest.mark.parametrize(("rule", "expected"), [("half", 0.7), ("skip", 5 / 6), ("random", 0.7)])

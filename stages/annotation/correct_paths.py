@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from stages.annotation.labels import hard
-from stages.annotation.nodes import Row, ended, path_to, trees_of
+from stages.annotation.nodes import Row, ended, forgotten, path_to, trees_of
 from stages.records.actions import action_key
 from stages.records.episode import Episode, Owner, TurnRecord
 from stages.records.task import SUCCESS_TERM
@@ -39,8 +39,7 @@ def path_episode(tree: Sequence[Row], path: Sequence[int], domain: str) -> Episo
         episode.turns.append(TurnRecord(row["action"], row["observation"], accepted, row["reward"], 0.0, *span))
         if node != path[-1]:
             episode.append(row["context_ids"], Owner.ENVIRONMENT, turn)
-            if forgets := row.get("forgets"):
-                episode.forgotten.append([turn - forgets, turn])
+    episode.forgotten = forgotten(tree, path[:-1])
     episode.reward = sum(turn.reward for turn in episode.turns)
     episode.reward_terms = {SUCCESS_TERM: float(hard(end))}
     episode.terminated, episode.truncated = bool(end["terminal"]), bool(end["truncated"])

@@ -68,6 +68,12 @@ def path_to(tree: Sequence[Row], node: int) -> list[int]:
     return path[::-1]
 
 
+def forgotten(tree: Sequence[Row], path: Sequence[int]) -> list[list[int]]:
+    """`Episode.forgotten` of a path from the root: an end of the episode has no later turns to hide anything from."""
+    rows = enumerate(tree[node] for node in path[1:])
+    return [[turn - row["forgets"], turn] for turn, row in rows if row.get("forgets") and not ended(row)]
+
+
 def first_rollouts(tree: Sequence[Row]) -> Sequence[Row]:
     """Where the policy's rollouts of one tree begin: the root or, under eager expansion, which starts them at a leaf's child, its
     children."""

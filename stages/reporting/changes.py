@@ -34,8 +34,8 @@ class SuccessChange:
 
 
 def parameter_changes(before: Run, now: Run) -> list[tuple[str, str, str]]:
-    """(dotted key, value before, value now) of every parameter that differs, in the order of params.yaml. Null equals absent, and
-    so does the default of a parameter that one of the runs does not know. Domains that neither run has are left out."""
+    """(dotted key, value before, value now) of every parameter that differs, in the order of params.yaml. Null looks like absent;
+    a parameter that one of the runs does not know had its default there. Domains that neither run has are left out."""
     old, new = dict(scalars(before.params)), dict(scalars(now.params))
     sections: dict[str, dict[str, Any]] = {name: {} for name in now.params["domains"]}
     usual = dict(scalars(parse_params({"domains": list(sections), "per_domain": sections}).model_dump(mode="json")))
@@ -43,11 +43,17 @@ def parameter_changes(before: Run, now: Run) -> list[tuple[str, str, str]]:
     found = []
     for key in [*new, *(key for key in old if key not in new)]:
         then, today = old.get(key, ABSENT), new.get(key, ABSENT)
-        unknown_to_one = ABSENT in (then, today) and usual.get(key) in (then, today)
+        same = then == today or old.get(key, usual.get(key)) == new.get(key, usual.get(key))
         of_others = key.startswith("per_domain.") and key.split(".")[1] not in domains
-        if then != today and not unknown_to_one and not of_others:
+        if not same and not of_others:
             found.append((key, then, today))
     return found
+
+
+def set_before_alone(change: tuple[str, str, str]) -> bool:
+    """Whether an item of `parameter_changes` has no value now. An earlier version's parameters are such, and the values that it
+    stored where the method chooses; a key of `per_domain`, which holds only what params.yaml sets, was removed by an edit."""
+    return change[2] == ABSENT and not change[0].startswith("per_domain.")
 
 
 def code_changes(before: Run, now: Run) -> list[tuple[str, str]]:

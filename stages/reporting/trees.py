@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stages.annotation.derived import highest_value, lowest_value
-from stages.annotation.nodes import Row, trees_of
+from stages.annotation.nodes import Row, forgotten, path_to, trees_of
 from stages.annotation.selection import softmax
+from stages.records.forgotten import left_context
 from stages.reporting.blocks import rounded
 from stages.reporting.figures.data import short
 from stages.reporting.figures.trees import example_tree
@@ -56,6 +57,19 @@ def opening_text(root: Row, tokenizer: Any | None) -> str:
     return tokenizer.decode(list(root["context_ids"]), skip_special_tokens=True).strip()
 
 
+def left_on_path(tree: Sequence[Row], path: Sequence[int]) -> dict[int, int]:
+    """Node of a path from the root whose observation left the context of later turns -> the turn after which it did, from 0."""
+    return {path[turn + 1]: by for turn, by in left_context(forgotten(tree, path)).items()}
+
+
+def _hides(tree: Sequence[Row], row: Row) -> int | None:
+    """The node whose observation the turns after this one do not see, and this one did; None without one."""
+    if not row.get("forgets"):
+        return None
+    left = left_on_path(tree, path_to(tree, row["node"]))
+    return next((node for node, by in left.items() if by == row["depth"] - 1), None)
+
+
 def _node(tree: TreeData, row: Row, probability: float | None) -> dict[str, Any]:
     """One node for the page, without empty values."""
     label: Mapping[str, Any] = tree.labels.get(row["node"], {})
@@ -73,6 +87,7 @@ def _node(tree: TreeData, row: Row, probability: float | None) -> dict[str, Any]
         "model": rounded(row.get("model_value")),
         "reward": rounded(row["reward"]) or None,
         "end": tree.ends.get(row["node"]),
+        "hides": _hides(tree.nodes, row),
         "error": rounded(label.get("stderr")),
         "advantage": rounded(label.get("advantage")),
         "process": rounded(label.get("process")) if row["node"] else None,
@@ -103,7 +118,8 @@ class DomainTrees:
 
 def pack(domain: str, pick: str, grown: DomainTrees, tokenizer: Any | None) -> dict[str, Any]:
     """One tree for the page: `nodes` by number, the most visited `path`, `pairs` [win, lose, margin, weight], the `range` of its
-    values, `words` for the meaning of its numbers. A node's `prior` is the softmax over its tried siblings."""
+    values, `words` for the meaning of its numbers. A node's `prior` is the softmax over its tried siblings; it `hides` the
+    observation of the node of that number from the turns after its own."""
     (nodes,) = trees_of(grown.nodes).values()
     tree = TreeData.of(nodes, grown.labels, grown.pairs, grown.params)
     probabilities: dict[int, float] = {}

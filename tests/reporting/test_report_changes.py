@@ -11,12 +11,14 @@ import pytest
 
 from stages.params import Params
 from stages.reporting import keep as keeping
+from stages.reporting.blocks import Section, Table
 from stages.reporting.changes import code_changes, parameter_changes, success_changes
 from stages.reporting.inputs import load_inputs
 from stages.reporting.kept import FILE, Measured, Run, Success, Work, append, newest, read_kept
-from stages.reporting.sections.changes import changes_section
+from stages.reporting.sections.changes import FEW, changes_section, parameter_tables
 from stages.reporting.sections.cost import cost_section, model_table, stages_of
 from stages.reporting.sections.speed import speed_section
+from stages.reporting.template import template
 from stages.reporting.this_run import this_run
 
 
@@ -54,6 +56,39 @@ def test_changed_parameters_and_code_are_listed() -> None:
     newer = make([1, 1], params={**before.params, "rl": {"steps": 20, "epochs": 1, "group_size": 9}})
     assert parameter_changes(before, newer) == [("rl.group_size", "–", "9")], "a new parameter at its default changes nothing"
     assert code_changes(before, now) == [("stages/agent", "removed"), ("stages/new", "new"), ("stages/rl.py", "changed")]
+
+
+def test_edits_of_parameters_without_a_default_are_listed() -> None:
+    """Contract: a value where there was null, and null where there was a value, are edits, also if null is the default."""
+    null = make([1, 1], params={**make([1]).params, "rl": {"loss": {"clip_high": None}}})
+    given = make([1, 1], params={**null.params, "rl": {"loss": {"clip_high": 0.3}}})
+    assert parameter_changes(null, given) == [("rl.loss.clip_high", "–", "0.3")]
+    assert parameter_changes(given, null) == [("rl.loss.clip_high", "0.3", "–")]
+    unknown = make([1, 1], params={**null.params, "rl": {}})
+    assert parameter_changes(unknown, given) == [("rl.loss.clip_high", "–", "0.3")]
+    assert parameter_changes(unknown, null) == []
+
+
+def test_an_edit_is_not_lost_among_an_earlier_versions_parameters() -> None:
+    """Contract: what has a value now, and what was removed from per_domain, stays in sight; a long rest is folded, with its
+    number, and needs no script to be opened."""
+    earlier = {"design": {f"key{place}": place for place in range(FEW + 1)}, "per_domain": {"search": {"rl": {"steps": 9}}}}
+    before = make([1, 1])
+    now = make([1, 1], params={**before.params, "rl": {"steps": 40}, "per_domain": {"search": {"rl": {}}}})
+    old = before.model_copy(update={"params": {**before.params, **earlier}})
+    edits, rest = (table for table in parameter_tables(parameter_changes(old, now)) if isinstance(table, Table))
+    assert edits.rows == [["rl.steps", "20", "40"], ["per_domain.search.rl.steps", "9", "–"]]
+    assert (edits.title, edits.folded) == ("Parameters", False)
+    assert rest.rows == [[f"design.key{place}", str(place)] for place in range(FEW + 1)]
+    assert (rest.title, rest.folded) == (f"Parameters with a value in the earlier run alone ({FEW + 1})", True)
+    page = template("blocks.html.j2").module
+    html = page.chapter(Section("changes", "Changes", "", [edits, rest]))
+    assert f"<details><summary>{rest.title}</summary>" in html
+    assert html.index("rl.steps") < html.index("<details>") < html.index("design.key0")
+    (few,) = parameter_tables([("design.key0", "1", "–")])
+    assert isinstance(few, Table)
+    assert not few.folded, "a single removed value is in sight"
+    assert parameter_tables([]) == []
 
 
 def test_success_comparison_is_paired_by_task() -> None:

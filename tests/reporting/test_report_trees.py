@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
+from stages.annotation.correct_paths import path_episode
 from stages.annotation.labels import label_rows
 from stages.annotation.pairs import pair_rows
 from stages.annotation.settings import Annotate
+from stages.records.forgotten import left_context
+from stages.reporting.sections.search import path_table
 from stages.reporting.tree_summary import BACKUPS, LABELS, meanings
-from stages.reporting.trees import EVEN, DomainTrees, choose, forest, opening_text, pack
+from stages.reporting.trees import EVEN, DomainTrees, choose, forest, left_on_path, opening_text, pack
 
 PARAMS = Annotate()
 
@@ -62,6 +65,36 @@ def test_packed_tree_has_all_that_the_viewer_shows() -> None:
     assert "No preference pairs" in alone["summary"]
     assert "No success found" in alone["summary"]
     assert alone["path"] == [0]
+
+
+def hiding_tree() -> list[dict[str, Any]]:
+    """Four turns in a row, of which the third and the fourth hide the first observation, and a second branch after the first
+    turn, which hides it at once and, with its end, would hide the turn before."""
+    nodes = [row("a", node, node - 1, 9 - node, 4, depth=node) for node in range(5)]
+    nodes[3]["forgets"], nodes[4]["forgets"] = 2, 3
+    nodes += [row("a", 5, 1, 3, 0, depth=2, forgets=1), row("a", 6, 5, 3, 0, depth=3, end=True, forgets=1)]
+    return nodes
+
+
+def test_hidden_observations_are_marked_as_in_episodes() -> None:
+    """Contract: a node that hides an observation says whose; the first on a path counts, and the end of an episode hides none.
+    The reading is that of the path as an episode."""
+    nodes = hiding_tree()
+    packed = pack("search", "", domain_trees(nodes), None)
+    assert [node.get("hides") for node in packed["nodes"]] == [None, None, None, 1, None, 1, None]
+    for path in ([0, 1, 2, 3, 4], [0, 1, 5, 6]):
+        full = [{**node, "token_ids": [1], "logprob": [0.0], "state_key": ""} for node in nodes]
+        left = left_context(path_episode(full, path, "search").forgotten)
+        assert left_on_path(nodes, path) == {path[turn + 1]: by for turn, by in left.items()}
+    assert all("hides" not in node for node in pack("search", "", domain_trees(tree("a")), None)["nodes"])
+
+
+def test_the_table_of_the_most_visited_path_marks_them_too() -> None:
+    """Contract: readers without scripts are told; a path that hides nothing has no column for it."""
+    table = path_table(hiding_tree())
+    assert table.header[-1] == "observation"
+    assert [row[-1] for row in table.rows] == ["left the context after turn 3", "", "", ""]
+    assert "observation" not in path_table(tree("a")).header
 
 
 def test_pair_margin_is_the_difference_of_its_nodes_q() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from stages.agent.model_names import evaluated_domains
 from stages.reporting.blocks import Block, Figures, Link, Section, Table, Text, draw, percent
-from stages.reporting.changes import SuccessChange, code_changes, parameter_changes, success_changes
+from stages.reporting.changes import SuccessChange, code_changes, parameter_changes, set_before_alone, success_changes
 from stages.reporting.figures.outcome import differences
 from stages.reporting.inputs import Inputs
 from stages.reporting.kept import FILE, Run, newest
@@ -17,6 +17,8 @@ from stages.reporting.viewer.groups import run_before
 from stages.reporting.viewer.links import side_by_side
 
 INTRO = "This run compared with the newest kept run before it. Success is tested pairwise on the same tasks."
+FEW = 5
+"""Rows that a table of parameters without a value now may have and stay unfolded."""
 NOTHING_KEPT = f"There is no earlier run in {FILE} to compare with. Run 'make keep' to add this one."
 
 
@@ -41,6 +43,19 @@ def _row(change: SuccessChange) -> list[str]:
     if change.test is None:
         return [*cells, "–", "–", "–", change.why]
     return [*cells, *comparison_cells(vars(change.test))]
+
+
+def parameter_tables(changes: Sequence[tuple[str, str, str]]) -> list[Block]:
+    """What has a value now, so that an edit is not lost among an earlier version's parameters, then the others."""
+    set_now = [list(change) for change in changes if not set_before_alone(change)]
+    gone = [list(change[:2]) for change in changes if set_before_alone(change)]
+    tables: list[Block] = []
+    if set_now:
+        tables.append(Table("Parameters", ("parameter", "before", "now"), set_now, text_columns=3))
+    if gone:
+        title, folded = f"Parameters with a value in the earlier run alone ({len(gone)})", len(gone) > FEW
+        tables.append(Table(title, ("parameter", "before"), gone, text_columns=2, folded=folded))
+    return tables
 
 
 def success_blocks(changes: Sequence[SuccessChange], inputs: Inputs) -> list[Block]:
@@ -76,9 +91,7 @@ def changes_section(inputs: Inputs) -> Section:
     before = found[1]
     section.blocks.append(Text(f"{kept_as}Compared with {name_of(*found)}."))
     parameters, code = parameter_changes(before, now), code_changes(before, now)
-    if parameters:
-        rows = [list(item) for item in parameters]
-        section.blocks.append(Table("Parameters", ("parameter", "before", "now"), rows, text_columns=3))
+    section.blocks += parameter_tables(parameters)
     if code:
         rows = [list(item) for item in code]
         section.blocks.append(Table("Code that affects results", ("part", "change"), rows, text_columns=2))

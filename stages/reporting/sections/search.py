@@ -25,7 +25,7 @@ from stages.reporting.figures.data import histogram, short
 from stages.reporting.figures.trees import example_tree, most_visited_path, node_value, reliability, search_tree
 from stages.reporting.inputs import DomainInputs, Inputs
 from stages.reporting.sections.uses import use_blocks
-from stages.reporting.trees import DomainTrees, forest
+from stages.reporting.trees import DomainTrees, forest, left_on_path
 
 INTRO = (
     "Monte Carlo tree search with the fine-tuned policy estimates the value of each step. Its statistics give step labels and "
@@ -82,7 +82,10 @@ def facts_table(reports: Mapping[str, Mapping[str, Any]]) -> Table | None:
     return Table("Summary", ("", *reports), rows) if rows else None
 
 
-def _path_table(tree: Sequence[Mapping[str, Any]]) -> Table:
+def path_table(tree: Sequence[Mapping[str, Any]]) -> Table:
+    """The most visited path, with the observations that left the context on it, if any."""
+    path = most_visited_path(tree)
+    left = left_on_path(tree, [node["node"] for node in path])
     rows = [
         [
             short(node["action"], 80),
@@ -91,9 +94,14 @@ def _path_table(tree: Sequence[Mapping[str, Any]]) -> Table:
             f"{node_value(node):.2f}",
             f"{node['n_success']} of {node['n_rollouts']}",
         ]
-        for node in most_visited_path(tree)[1:]
+        for node in path[1:]
     ]
-    return Table("Its most visited path", ("action", "depth", "visits", "mean value", "successful rollouts"), rows)
+    header = ["action", "depth", "visits", "mean value", "successful rollouts"]
+    if left:
+        header.append("observation")
+        for row, node in zip(rows, path[1:], strict=True):
+            row.append(f"left the context after turn {left[node['node']] + 1}" if node["node"] in left else "")
+    return Table("Its most visited path", header, rows, left=(5,))
 
 
 def _node_figures(domain: str, index: int, nodes: Sequence[Mapping[str, Any]]) -> list[Drawing]:
@@ -140,7 +148,7 @@ def _domain_blocks(domain: str, index: int, given: DomainInputs, limits: tuple[f
         )
         blocks.append(Figures([draw(f"tree-{slug(domain)}", caption, search_tree, tree, index, limits)]))
         if len(most_visited_path(tree)) > 1:
-            blocks.append(_path_table(tree))
+            blocks.append(path_table(tree))
     return blocks + all_numbers(given.annotate, f"reports/annotate/{domain}.json")
 
 

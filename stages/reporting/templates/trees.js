@@ -5,6 +5,7 @@
   var element = page.element, format = page.format;
   var tree, children, open, current, rows, role, onPath;
 
+  root.querySelector("[data-left]").textContent = page.LEFT;
   trees.forEach(function (one, place) {
     pick.appendChild(new Option(one.domain + ": " + one.task + ", " + one.nodes.length + " nodes, " + one.pairs.length + (one.pairs.length === 1 ? " pair" : " pairs") + " (" + one.pick + ")", place));
   });
@@ -19,6 +20,7 @@
     onPath = {};
     tree.path.forEach(function (number) { onPath[number] = true; });
     root.querySelector(".summary").textContent = tree.summary;
+    root.querySelector(".hides").hidden = !tree.nodes.some(function (node) { return node.hides !== undefined; });
     root.querySelectorAll("[data-word]").forEach(function (place) { place.textContent = tree.words[place.dataset.word]; });
     current = 0;
     unfold("path");
@@ -53,6 +55,7 @@
     name.style.paddingLeft = level * 1.1 + "rem";
     name.appendChild(element("span", "fold", many ? (open[number] ? "▾" : "▸") : ""));
     if (node.end) name.appendChild(element("span", "mark " + node.end, page.MARKS[node.end]));
+    if (node.hides !== undefined) name.appendChild(element("span", "mark", "◌"));
     if (role[number] & 1) name.appendChild(element("span", "win", "▲"));
     if (role[number] & 2) name.appendChild(element("span", "lose", "▼"));
     name.appendChild(element("span", "action", number ? node.action || "(empty)" : "start"));
@@ -112,16 +115,23 @@
     return button;
   }
 
+  function pathTo(number) {
+    var steps = [];
+    for (; number > 0; number = tree.nodes[number].parent) steps.unshift(number);
+    return steps;
+  }
+
   function show() {
-    var node = tree.nodes[current], facts = element("dl"), steps = [], number;
+    var node = tree.nodes[current], facts = element("dl"), steps = pathTo(current), left = {};
     panel.textContent = "";
-    for (number = current; number > 0; number = tree.nodes[number].parent) steps.unshift(number);
+    steps.forEach(function (step, place) { if (tree.nodes[step].hides !== undefined) left[tree.nodes[step].hides] = place + 1; });
     panel.appendChild(element("h4", "", current ? node.action || "(empty)" : "Start of the task"));
     if (steps.length > 1) {
       var way = element("p", "crumbs", "after ");
       steps.slice(0, -1).forEach(function (step, place) {
         if (place) way.appendChild(document.createTextNode(" → "));
         way.appendChild(link(step, tree.nodes[step].action));
+        if (left[step]) way.append(" (observation ", page.left(left[step]), ")");
       });
       panel.appendChild(way);
     }
@@ -139,6 +149,12 @@
     if (node.answer) {
       panel.appendChild(element("h5", "", current ? "Observation" : "Prompt"));
       panel.appendChild(element("p", "answer", node.answer));
+      tree.nodes.forEach(function (other, number) {
+        if (other.hides !== current) return;
+        var line = element("p", "pair");
+        line.append(page.left(pathTo(number).length), " in the branch of ", link(number, other.action || "(empty)"));
+        panel.appendChild(line);
+      });
     }
     var mine = tree.pairs.filter(function (pair) { return pair[0] === current || pair[1] === current; });
     if (mine.length) panel.appendChild(element("h5", "", "Pairs"));

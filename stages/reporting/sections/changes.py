@@ -18,7 +18,7 @@ from stages.reporting.viewer.links import side_by_side
 
 INTRO = "This run compared with the newest kept run before it. Success is tested pairwise on the same tasks."
 FEW = 5
-"""Rows that a table of parameters without a value now may have and stay unfolded."""
+"""Rows that a table of code, or of parameters without a value now, may have and stay unfolded."""
 NOTHING_KEPT = f"There is no earlier run in {FILE} to compare with. Run 'make keep' to add this one."
 
 
@@ -94,7 +94,8 @@ def changes_section(inputs: Inputs) -> Section:
     section.blocks += parameter_tables(parameters)
     if code:
         rows = [list(item) for item in code]
-        section.blocks.append(Table("Code that affects results", ("part", "change"), rows, text_columns=2))
+        title, folded = f"Code that affects results ({len(rows)})", len(rows) > FEW
+        section.blocks.append(Table(title, ("part", "change"), rows, text_columns=2, folded=folded))
     if same := [name for name, differs in (("parameters", parameters), ("code that affects results", code)) if not differs]:
         section.blocks.append(Text(f"Unchanged: {', '.join(same)}."))
     changes = success_changes(before, now, inputs.outcomes)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from stages import params
-from stages.annotation.forest import choose_tasks, search_trees
+from stages.annotation.forest import choose_tasks, grown, search_trees
 from stages.annotation.labels import LABEL_SCHEMA, label_rows
 from stages.annotation.nodes import node_schema
 from stages.annotation.pairs import PAIR_SCHEMA, pair_rows
@@ -49,11 +49,14 @@ def fit_models(
     """Fit the step-value model and, on request, Q-model and progress estimator, and write them; their reports by name. rows,
     pairs: the trees' nodes and preference pairs."""
     from stages.annotation.fit_models import fit_progress, fit_q_model, fit_value_model, rollout_paths
+    from stages.annotation.shared_reading import SharedReading
     from stages.values.q_model import save_none
 
     out, report = context.data / "annotated" / str(context.domain), {}
     episodes = rollout_paths(context, params)
-    values, split, report["value_model"] = fit_value_model(context, policy, rows, episodes, params, context.params.seed)
+    values, split, report["value_model"] = fit_value_model(
+        context, policy, rows, episodes, params, context.params.seed, SharedReading(context)
+    )
     values.save(out / "value_model")
     q_folder = context.data / "models" / "q" / str(context.domain)
     if params.q_model.kind == "none":
@@ -73,6 +76,7 @@ def run(context: StageContext) -> None:
     from stages.agent.policy import load_policy
     from stages.annotation.judge_model import fit_judge_model
     from stages.annotation.model_rollouts import learn_dynamics
+    from stages.annotation.shared_reading import read_share
     from stages.engine.engine import EngineSettings
 
     assert context.domain is not None
@@ -94,9 +98,13 @@ def run(context: StageContext) -> None:
     engine = constrained(player.engine, player.chat, domain, "annotate", context.params.model.max_length)
     forest = search_trees(context, domain, replace(player, engine=engine), chosen, params, dynamics)
     player.close()
-    if context.shard:
+    if context.shard and not context.team:
         return
     policy = player.policy or load_policy(start, device=resources.device, precision=resources.precision)
+    if context.team:  # a fork: once all trees are grown, it reads its share of what the value model is fitted to
+        context.team.wait()
+        read_share(context, policy, grown(context, chosen).rows, params)
+        return
     write_table(out / "nodes.parquet", node_schema(params, forest.rows), forest.rows)
     write_json(out / "costs.json", forest.total_costs)
 

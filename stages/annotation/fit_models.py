@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from stages.values.fitting import Example, FitReport, TaskSplit
     from stages.values.progress import ProgressEstimator
     from stages.values.q_model import PreferenceQ, RegressionQ
-    from stages.values.step_value import StepValueModel, ValuePath
+    from stages.values.step_value import Reading, StepValueModel, ValuePath
 
 
 @contextmanager
@@ -55,6 +55,31 @@ def rollout_paths(context: StageContext, params: Annotate) -> list[ValuePath]:
     return episode_paths(read_rows(context.data / "rollouts" / str(context.domain) / "episodes.parquet"), params.gamma)
 
 
+def value_model(context: StageContext, policy: Policy, params: Annotate) -> StepValueModel:
+    """An untrained step-value model on a copy of the policy's backbone."""
+    from stages.values.step_value import StepValueModel
+
+    backbone = copy.deepcopy(policy.model.base_model).float()
+    use_attention(backbone, "sdpa")  # a third faster than the engine's; the saved model loads with it, too
+    model = StepValueModel(backbone, value_head(params))
+    model.to(context.params.resources.device)
+    return model
+
+
+def value_data(
+    rows: Sequence[Mapping[str, Any]], episodes: Sequence[ValuePath], params: Annotate, seed: int
+) -> tuple[list[ValuePath], list[ValuePath], list[ValuePath], TaskSplit]:
+    """Paths of the training tasks' trees, of the held-out tasks' trees, those of `episodes` that are not of held-out tasks, and
+    the split of the trees' tasks."""
+    from stages.annotation.paths import value_paths
+    from stages.values.fitting import TaskSplit
+
+    paths = value_paths(rows, params)
+    split = TaskSplit.of((path.task_id for path in paths), params.value_model.valid_share, seed)
+    train, held_out = split.parts(paths)
+    return train, held_out, split.with_tasks(path.task_id for path in episodes).parts(episodes)[0], split
+
+
 def fit_value_model(
     context: StageContext,
     policy: Policy,
@@ -62,28 +87,23 @@ def fit_value_model(
     episodes: Sequence[ValuePath],
     params: Annotate,
     seed: int,
+    read: Reading | None = None,
 ) -> tuple[StepValueModel, TaskSplit, dict[str, Any]]:
     """The step-value model fitted on the training tasks' trees (`rows`) and `episodes`, the split of the trees' tasks into
-    training and held-out ones, and the report with the calibration on the trees of the latter."""
+    training and held-out ones, and the report with the calibration on the trees of the latter. read: in place of
+    `step_value.read_states`."""
     from stages.annotation.calibration import calibration
-    from stages.annotation.paths import mean_value, value_paths
-    from stages.values.fitting import TaskSplit
-    from stages.values.step_value import StepValueModel, fit, predict
+    from stages.annotation.paths import mean_value
+    from stages.values.step_value import fit, predict, read_states
 
     micro = context.params.resources.tokens_per_batch
-    paths = value_paths(rows, params)
-    split = TaskSplit.of((path.task_id for path in paths), params.value_model.valid_share, seed)
-    train, held_out = split.parts(paths)
-    played = split.with_tasks(path.task_id for path in episodes).parts(episodes)[0]
-    backbone = copy.deepcopy(policy.model.base_model).float()
-    use_attention(backbone, "sdpa")  # a third faster than the engine's; the saved model loads with it, too
-    model = StepValueModel(backbone, value_head(params))
-    model.to(context.params.resources.device)
+    train, held_out, played, split = value_data(rows, episodes, params, seed)
+    model = value_model(context, policy, params)
     baseline = mean_value(train)
     epochs = params.value_model.epochs if params.value_model.trains == "all" else 1.0
     tokens = epochs * sum(len(path.token_ids) for path in (*train, *played))
     with fitting(context, "values", "value_model", tokens) as on_step:
-        fitted = fit(model, [*train, *played], params.value_model, seed, micro, on_step)
+        fitted = fit(model, [*train, *played], params.value_model, seed, micro, on_step, read or read_states)
     metrics = {
         "train": {
             "tasks": len({path.task_id for path in train}),

@@ -84,6 +84,12 @@ def grow_forest(
     return forest
 
 
+def grown(context: StageContext, tasks: Sequence[Task]) -> Forest:
+    """The trees of `tasks`, all of which are checkpoints."""
+    checkpoints = Checkpoints(context, classes=(Forest,))
+    return sum((checkpoints.load(_checkpoint(task.task_id)) for task in tasks), start=Forest([], []))
+
+
 def _checkpoint(task_id: str) -> str:
     """The name of a tree's checkpoint, hashed, since task ids may contain characters that file names may not."""
     return f"tree-{key64('tree', task_id):016x}"

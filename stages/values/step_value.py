@@ -151,19 +151,34 @@ def _collate(paths: Sequence[ValuePath]) -> _Batch:
     return _Batch(token_ids, torch.tensor([len(path.token_ids) for path in paths]), boundaries, targets, weights)
 
 
+Reading = Callable[[StepValueModel, Sequence[ValuePath], int], States]
+"""(model, paths, most tokens of a batch) -> the states at the paths' boundaries, as `read_states` reads them."""
+
+
+def state_runs(paths: Sequence[ValuePath], micro_tokens: int) -> list[list[ValuePath]]:
+    """The batches in which the states of `paths` are read: paths of about equal length, at most `micro_tokens` padded tokens."""
+    return token_batches(sorted(paths, key=lambda path: len(path.token_ids)), micro_tokens)
+
+
 @torch.no_grad()
+def read_run(model: StepValueModel, run: Sequence[ValuePath]) -> tuple[Tensor, Tensor, Tensor]:
+    """The backbone's states [N, D] at all boundaries of one batch, with their targets [N] and rollouts [N]."""
+    device, item = next(model.parameters()).device, _collate(run)
+    hidden = model.hidden(item.token_ids.to(device), item.boundaries.to(device))
+    real = (item.boundaries >= 0).to(device)
+    return hidden[real], item.targets.to(device)[real], item.weights.to(device)[real]
+
+
+def joined(parts: Sequence[tuple[Tensor, Tensor, Tensor]], runs: Sequence[Sequence[ValuePath]]) -> States:
+    """What `read_run` read of all `runs`, in their order."""
+    states, targets, weights = (torch.cat(column) for column in zip(*parts, strict=True))
+    return States(states, targets, weights, [path.task_id for run in runs for path in run for _ in path.boundaries])
+
+
 def read_states(model: StepValueModel, paths: Sequence[ValuePath], micro_tokens: int) -> States:
     """The backbone's states at all boundaries of `paths`, with their targets and rollouts."""
-    device = next(model.parameters()).device
-    parts, tasks = [], []
-    for run in token_batches(sorted(paths, key=lambda path: len(path.token_ids)), micro_tokens):
-        item = _collate(run)
-        hidden = model.hidden(item.token_ids.to(device), item.boundaries.to(device))
-        real = (item.boundaries >= 0).to(device)
-        parts.append((hidden[real], item.targets.to(device)[real], item.weights.to(device)[real]))
-        tasks += [path.task_id for path in run for _ in path.boundaries]
-    states, targets, weights = (torch.cat(column) for column in zip(*parts, strict=True))
-    return States(states, targets, weights, tasks)
+    runs = state_runs(paths, micro_tokens)
+    return joined([read_run(model, run) for run in runs], runs)
 
 
 def fit(
@@ -173,9 +188,11 @@ def fit(
     seed: int,
     micro_tokens: int,
     on_step: Callable[[int, int, float], None] | None = None,
+    read: Reading = read_states,
 ) -> FitReport:
-    """Initialise to the best constant prediction and fit in place with the head's loss, weighted by rollouts: the head alone, or
-    the backbone too, as `params.trains` says. Raises ValueError without paths."""
+    """Initialise to the best constant prediction and fit in place with the head's loss, weighted by rollouts: the head alone, on
+    the states that `read` finds as `read_states` does, or the backbone too, as `params.trains` says. Raises ValueError without
+    paths."""
     if not paths:
         raise ValueError("there are no examples to fit to")
     seed_torch(seed, "value_model")
@@ -185,7 +202,7 @@ def fit(
     model.start_at(torch.tensor(shares, device=device), torch.tensor(counts, device=device))
     if params.trains == "head":
         model.eval()
-        report = fit_head(model.output, model.head, read_states(model, paths, micro_tokens), params.l2, seed)
+        report = fit_head(model.output, model.head, read(model, paths, micro_tokens), params.l2, seed)
         report.tokens = sum(len(path.token_ids) for path in paths)
         if on_step:
             on_step(0, report.tokens, report.history[-1])

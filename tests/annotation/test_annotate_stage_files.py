@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 from dataclasses import replace
 from typing import Any
 
@@ -10,14 +11,17 @@ import pytest
 from toy_annotation import VALUES, outputs, tasks
 
 from stages import annotate
+from stages.annotation import shared_reading
 from stages.annotation.forest import choose_tasks
 from stages.annotation.labels import label_rows
 from stages.annotation.pairs import pair_rows
 from stages.annotation.search import Search
 from stages.params import parse_params
 from stages.records.episode import read_json, read_rows
+from stages.runtime.checkpoints import Checkpoints
 from stages.runtime.shards import Shard
 from stages.runtime.stage import StageContext
+from stages.runtime.team import Team
 
 
 def test_stage_writes_trees_labels_pairs_and_value_model(context: StageContext):
@@ -103,6 +107,37 @@ def test_resumed_or_sharded_stage_writes_same_bytes(context: StageContext, monke
     resumed.clear()
     annotate.run(context)
     assert (by_shard, resumed) == ([2, 2], [])
+    assert outputs(context) == whole
+
+
+def with_batches(context: StageContext, tokens: int) -> StageContext:
+    resources = context.params.resources.model_copy(update={"tokens_per_batch": tokens})
+    return replace(context, params=context.params.model_copy(update={"resources": resources}))
+
+
+def test_forks_also_read_the_states_that_the_value_model_is_fitted_to(context: StageContext, monkeypatch: pytest.MonkeyPatch):
+    """Contract: when the forks have ended, the stage has nothing left to read, and writes the same bytes; resumed with other
+    batches, it reads anew."""
+    context = with_batches(context, 128)
+    annotate.run(context)
+    whole, read = outputs(context), []
+    for folder in ("data/annotated", "reports"):
+        shutil.rmtree(context.root / folder)
+    read_run = shared_reading.read_run
+    monkeypatch.setattr(shared_reading, "CHUNK", 2)
+    monkeypatch.setattr(shared_reading, "read_run", lambda model, run: read.append(run) or read_run(model, run))
+    with tempfile.TemporaryFile() as memory:
+        annotate.run(replace(context, shard=Shard(1, 1), team=Team(0, 1, [], memory.fileno(), [])))
+    assert outputs(context) == {}
+    assert len(read) > 2
+    assert len(list((context.root / ".bellwether" / "checkpoints").rglob("states-*.pt"))) == -(-len(read) // 2)
+    with monkeypatch.context() as patched:
+        patched.setattr(Checkpoints, "clear", lambda self: None)
+        read.clear()
+        annotate.run(with_batches(context, 256))
+        assert len(read) > 1
+    monkeypatch.setattr(shared_reading, "read_run", None)
+    annotate.run(context)
     assert outputs(context) == whole
 
 

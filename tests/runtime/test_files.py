@@ -34,6 +34,7 @@ EXEMPT = {
     "flows/overrides.py _check": "a scratch folder",
     "flows/overrides.py check_overrides": "a scratch folder",
     "flows/serve.py start": "a process's log, read by people only",
+    "stages/environments/textworld/games.py _compiled": "a scratch folder",
     "stages/runtime/workspace.py copy_of": "a checkout that is renamed into place when complete",
     "stages/runtime/workspace.py _link": "a copy of the checkout, completed if something is missing",
     "stages/runtime/workspace.py update_code": "a copy of the checkout, compared with it before each use",

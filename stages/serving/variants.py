@@ -40,6 +40,10 @@ class ServedModel:
 
 
 PLAIN = Variant(1, lambda: by_logprob)
+EPISODES = "reward"
+"""The selector that ranks finished episodes."""
+ABSENT = {**LACKING, EPISODES: "A reward model ranks whole episodes, and a server sees single turns; evaluate.models has it"}
+"""Selector -> why no name has it."""
 
 
 def variants(root: Path, params: Params, name: str) -> dict[str, Variant]:
@@ -53,6 +57,8 @@ def variants(root: Path, params: Params, name: str) -> dict[str, Variant]:
     found = {"": PLAIN, "+logprob": variant("logprob"), "+vote": variant("vote")}
     own = name.partition("@")[2] if name in model_names(params.domains) else ""
     for by, domains in scorers(root / "data" / "models", params.domains).items():
+        if by == EPISODES:
+            continue
         of_domain = {domain: variant(by, domain) for domain in domains}
         if own in of_domain or len(of_domain) == 1:
             found[f"+{by}"] = of_domain.get(own) or next(iter(of_domain.values()))
@@ -72,7 +78,7 @@ def find_served_model(wanted: str, root: Path, params: Params) -> ServedModel:
         near = difflib.get_close_matches(plus + selector, alike or list(known), n=1)
         hint = f"; did you mean '{name}{near[0]}'?" if near else "."
         message = f"unknown model '{wanted}'{hint} Available: {', '.join(f'{name}{suffix}' for suffix in known)}"
-        for by, lacking in LACKING.items():
+        for by, lacking in ABSENT.items():
             if selector.startswith(by) and not any(suffix.startswith(f"+{by}") for suffix in known):
                 message += f". {lacking}"
         raise ParamsError(message)

@@ -33,9 +33,10 @@ from stages.records.actions import action_key
 from stages.records.episode import Episode
 from stages.records.task import Task
 from stages.runtime.resources import EngineParams, Resources
+from stages.runtime.validation import ParamsError
 from stages.seeding import key64
 from stages.serving import __main__ as serve
-from stages.serving.variants import variants
+from stages.serving.variants import find_served_model, variants
 from stages.values.q_model import PreferenceQ, load_q_model, save_none
 from stages.values.settings import QModel
 from stages.values.token_q import Scale, TokenQ, load_token_q
@@ -265,6 +266,17 @@ def test_variants_use_the_settings_of_evaluate(project: Path, tmp_path: Path) ->
             assert ways[how].n == 3
             assert ways[how].rank()([3, 4], turns) == expected
             assert expected != (rank if scaled else per_token(rank))([3, 4], turns)
+
+
+def test_a_reward_model_ranks_no_actions(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: what evaluate selects among finished episodes, a server refuses, and says why."""
+    from stages.params import load_params
+
+    params = load_params(project / "params.yaml")
+    monkeypatch.setattr("stages.values.reward_model.has_reward_model", lambda folder: True)
+    assert [name for name in variants(tmp_path, params, "merged") if "reward" in name] == []
+    with pytest.raises(ParamsError, match=r"unknown model 'merged\+reward'.*A reward model ranks whole episodes"):
+        find_served_model("merged+reward", project, params)
 
 
 class Rooms:

@@ -41,6 +41,7 @@ from stages.runtime.listed_keys import check_listed
 from stages.runtime.overlay import migrate, overlaid, write_params
 from stages.runtime.resources import Resources
 from stages.runtime.schema import explain_key, json_schema, page
+from stages.runtime.unshardable import LORA
 from stages.runtime.validation import ParamsError, Section, explain, parse_yaml, read_settings
 from stages.training.sft.settings import Sft
 
@@ -263,7 +264,7 @@ def check_selectors(params: Params, source: str) -> None:
 
 
 def check_launch(params: Params, root: Path) -> None:
-    """Raise ParamsError if the file that `resources.launch` names does not exist, or is FSDP's and rl can't use that."""
+    """Raise ParamsError if the file that `resources.launch` names does not exist, or is FSDP's and rl can't use it."""
     config = params.resources.launch
     if config is None:
         return
@@ -276,7 +277,7 @@ def check_launch(params: Params, root: Path) -> None:
     if not isinstance(values, dict) or values.get("distributed_type") != "FSDP":
         return
     for domain in params.domains:
-        if problem := resolve_section(params.section("rl", domain))[1].advantage.unshardable:
+        if problem := LORA if params.model.lora.rank else resolve_section(params.section("rl", domain))[1].unshardable:
             raise ParamsError(f"params.yaml: in per_domain.{domain}, with resources.launch: {config}: {problem}")
 
 

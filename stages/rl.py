@@ -81,6 +81,7 @@ def warm_start(
     """
     from stages.algorithms.algorithm import Algorithm
     from stages.algorithms.resolve import warm_start_of
+    from stages.runtime.unshardable import WARM_START
     from stages.training.common.adapters import load_trained_state, trained_state
     from stages.training.common.loop import run_loop
     from stages.training.rl.guided_pass import read_attempts
@@ -89,7 +90,7 @@ def warm_start(
     if found is None:
         return None
     if processes.sharded:
-        raise ValueError("rl.warm_start trains the policy twice, which FSDP can't; set resources.launch to ddp.yaml, or it to {}")
+        raise ValueError(WARM_START)
     method, first = found
     done = checkpoints.load("warm_start_done")
     if done is not None:

@@ -224,6 +224,15 @@ def test_fsdp_with_archer_is_rejected_when_sft_starts(tmp_path: Path) -> None:
         check("split.yaml", "archer")
     with pytest.raises(ParamsError, match=r"none\.yaml does not exist"):
         check("none.yaml", "grpo")
+    changes: list[tuple[dict[str, Any], str]] = [
+        ({"model": {"lora": {"rank": 8}}}, "model.lora"),
+        ({"rl": {"sparse": {"share": 0.5}}}, "rl.sparse"),
+        ({"rl": {"warm_start": {"algorithm": "tree_bc"}}}, "rl.warm_start"),
+    ]
+    for more, named in changes:
+        params = parse_params(deep_merge(MINIMAL, {"resources": {"launch": "split.yaml"}, **more}))
+        with pytest.raises(ParamsError, match=rf"resources.launch: split.yaml.*{named}.*use profiles/accelerate/ddp.yaml"):
+            check_launch(params, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ from stages.algorithms.parts.tasks import Tasks
 from stages.algorithms.parts.team import Team
 from stages.algorithms.parts.verifier import Verifier
 from stages.engine.settings import SamplingParams
+from stages.runtime.unshardable import SPARSE, WARM_START
 from stages.runtime.validation import Count, NonNegative, Positive, Section, Share
 
 
@@ -128,3 +129,10 @@ class Rl(Layered):
         if self.minibatches > self.tasks_per_step:
             raise ValueError("minibatches are made of whole groups: at most tasks_per_step of them")
         return self
+
+    @property
+    def unshardable(self) -> str | None:
+        """Why FSDP can't train by these settings, and the remedy; None if it can."""
+        if self.warm_start:
+            return WARM_START
+        return SPARSE if self.sparse.active else self.advantage.unshardable

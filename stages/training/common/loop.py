@@ -24,6 +24,7 @@ from stages.runtime.checkpoints import Checkpoints
 from stages.runtime.files import atomic_text
 from stages.runtime.resources import Resources
 from stages.runtime.spans import span
+from stages.runtime.unshardable import SPARSE
 from stages.training.common.adapters import load_trained_state, trained_state
 from stages.training.common.optimiser import Schedule
 from stages.training.common.processes import Processes, gather_full, shard_like
@@ -102,9 +103,7 @@ class Learner:
     ) -> None:
         """Raises ValueError for sparse updates under FSDP, which shards the weights."""
         if sparse is not None and processes.sharded:
-            raise ValueError(
-                "rl.sparse selects among all of a tensor's weights, which FSDP shards; set resources.launch to ddp.yaml"
-            )
+            raise ValueError(SPARSE)
         self.module = module.eval()
         self.optimiser, self.schedule = optimiser, schedule
         self.max_grad_norm, self.processes, self.sparse = max_grad_norm, processes, sparse

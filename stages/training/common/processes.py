@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from stages.runtime.spans import span
+from stages.runtime.unshardable import LORA
 from stages.training.common.gradients import AutogradSum, GradientSum, OrderedSum, TeamSum
 
 if TYPE_CHECKING:
@@ -98,10 +99,7 @@ class Processes:
         from transformers.modeling_layers import GradientCheckpointingLayer
 
         if not all(parameter.requires_grad for parameter in module.parameters()):
-            raise ValueError(
-                "FSDP shards trained parameters, and with model.lora these are few: use profiles/accelerate/ddp.yaml, or set "
-                "model.lora.rank to 0"
-            )
+            raise ValueError(LORA)
         mesh = init_device_mesh(self.device.type, (self.count,))
         for layer in module.modules():
             if isinstance(layer, GradientCheckpointingLayer):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-import itertools
 import json
 import re
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ import yaml
 from transformers import AutoTokenizer
 
 from screenshots.__main__ import CAPTIONS, FOLDER, LARGEST, TAKERS, documents_with_pictures
-from stages.params import ROOT, ParamsError, check_domains, load_params, parse_params
+from stages.params import ROOT, Params, ParamsError, check_domains, load_params, parse_params
 from stages.records.sections import deep_merge
+from stages.runtime.listed_keys import check_listed
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 TROUBLESHOOTING = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
@@ -62,13 +64,34 @@ def test_quoted_params_errors_are_those_printed(tmp_path: Path, key: str, value:
     assert f"| `{error.value}` |" in TROUBLESHOOTING
 
 
-def test_token_values_recipe_is_a_valid_overlay() -> None:
-    text = (ROOT / "docs" / "values.md").read_text(encoding="utf-8").split("\n## Values of tokens")[1]
-    lines = itertools.takewhile(lambda line: line.startswith("    "), text.splitlines()[2:])
-    recipe = yaml.safe_load(textwrap.dedent("\n".join(lines)).replace(", ...", ""))
-    assert recipe["rl"] == {"algorithm": "b_coder"}
-    values = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
-    check_domains(parse_params(deep_merge(values, {"domains": ["code"], **recipe}), "docs/values.md"))
+def recipes() -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """Document, line, and the indented block of settings of params.yaml that begins there."""
+    for path in DOCUMENTS:
+        for block in re.finditer(r"(?:^    .*\n)+", path.read_text(encoding="utf-8"), re.M):
+            with contextlib.suppress(yaml.YAMLError):
+                found = yaml.safe_load(textwrap.dedent(block[0]))
+                if isinstance(found, dict) and found and found.keys() <= Params.model_fields.keys():
+                    yield path.name, block.string.count("\n", 0, block.start()) + 1, found
+
+
+@pytest.mark.parametrize(("document", "line", "recipe"), recipes(), ids=lambda value: str(value)[:40])
+def test_recipes_are_valid_overlays(document: str, line: int, recipe: dict[str, Any]) -> None:
+    """Contract: what a document tells to write into params.yaml passes its check, with what DVC needs if it names all domains."""
+    sections = recipe.get("per_domain", {})
+    for name, section in sections.items():
+        sections[name] = {key: value for key, value in section.items() if key != "..."}
+    shipped = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+    values = deep_merge(shipped, {"domains": list(sections) or shipped["domains"], **recipe})
+    params = parse_params(values, f"docs/{document}, line {line}")
+    check_domains(params)
+    if "domains" in recipe:
+        check_listed(values, params.model_dump(mode="json"), ROOT / "params.yaml")
+
+
+def test_recipes_are_found() -> None:
+    found = list(recipes())
+    assert {"annotation.md", "environments.md", "values.md"} <= {document for document, _, _ in found}
+    assert any(recipe.get("rl") == {"algorithm": "b_coder"} for _, _, recipe in found)
 
 
 @pytest.mark.parametrize(

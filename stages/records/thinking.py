@@ -36,7 +36,7 @@ class Thinking(Section):
     """Marker that closes a thought."""
     occurrence: Annotated[Occurrence, Field(exclude_if=_is_last)] = "last"
     """After which end marker the action begins, if a turn has several. Environments and judges read by the same one."""
-    response: Annotated[tuple[str, ...], Field(max_length=2, exclude_if=_absent)] = ()
+    response: Annotated[tuple[str, ...], Field(max_length=2, strict=False, exclude_if=_absent)] = ()
     """[start, end]: markers around the action after the thought, such as [<response>, </response>]; the action is the text
     between them, or without them the whole text. []: none."""
     instruction: Annotated[str, Field(exclude_if=_absent)] = ""

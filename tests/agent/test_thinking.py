@@ -108,6 +108,13 @@ def test_marked_turns_have_every_marker(text: str, response: tuple[str, ...], ex
     assert parse_turn(text, Thinking(response=response)).marked is expected
 
 
+def test_response_markers_are_a_list_in_params_yaml() -> None:
+    given = {"start": "<think>", "end": "</think>", "response": ["<r>", "</r>"]}
+    assert Thinking.model_validate(given).response == ("<r>", "</r>")
+    with pytest.raises(ValueError, match="must be two different markers"):
+        Thinking.model_validate({**given, "response": ["<r>"]})
+
+
 @pytest.mark.parametrize("template", [QWEN, R1, CLOSED])
 def test_encoded_messages_are_read_back(template: str, marks: str) -> None:
     """Contract: a message encoded for SFT is read back as the same action, thought and message; a demonstration without a thought

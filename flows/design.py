@@ -27,7 +27,7 @@ from flows.checkout import run_lock
 from flows.lifecycle import can_be_retried, gpu, logger
 from flows.overrides import OVERRIDE
 from flows.pipeline import gpu_stages
-from flows.process import BAD_PARAMETERS, ROOT, StageFailedError, python_environment, quoted, run_supervised
+from flows.process import BAD_PARAMETERS, ROOT, StageFailedError, python_environment, quoted, run_supervised, supervised
 from flows.tracked import run_environment
 from stages.runtime.command import command, whole_number
 
@@ -76,8 +76,7 @@ def environment(**variables: str) -> dict[str, str]:
 
 def next_step(root: Path, changes: Sequence[str], *report: str) -> dict[str, Any]:
     """The step that `python -m stages.designs` prints. Raises StageFailedError with its message."""
-    command = [sys.executable, "-m", "flows.supervise", sys.executable, "-m", "stages.designs", *report]
-    command += ["--set", *changes] if changes else []
+    command = supervised([sys.executable, "-m", "stages.designs", *report, *(["--set", *changes] if changes else [])])
     streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "errors": "replace"}
     with subprocess.Popen(command, cwd=root, env=environment(), **streams) as child:
         try:

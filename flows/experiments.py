@@ -13,6 +13,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator, Sequence
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,8 @@ def run_folders(root: Path) -> set[Path]:
 
 def remove_leftovers(root: Path, name: str) -> None:
     """Remove what DVC left of experiment `name`, which has ended: its run info and, if DVC was killed, its folder."""
-    for path in (root / RUN_INFOS).glob("*/*.run"):
+    for found in glob("*/*.run", root_dir=root / RUN_INFOS):  # Path.glob fails if another run that ends removes its folder
+        path = root / RUN_INFOS / found
         try:
             info = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):  # of another run, which is starting or ending

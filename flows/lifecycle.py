@@ -36,7 +36,7 @@ from flows.pipeline import (
     stage_graph,
     up_to,
 )
-from flows.process import BAD_PARAMETERS, ROOT, ChildProcesses, Echo, StageFailedError, capture
+from flows.process import BAD_PARAMETERS, ROOT, ChildProcesses, Echo, StageFailedError, capture, wait_supervised
 from flows.schedule import run_graph
 from flows.tracked import log_to_mlflow, run_environment
 from stages.runtime.command import command
@@ -125,9 +125,9 @@ def check_params(root: str) -> None:
 
 def replay_tracking(flow: Any, flow_run: Any, state: State) -> None:
     """After a run was killed: log its stages' end to MLflow, in case their followers had no time to."""
-    command = [sys.executable, "-m", "flows.supervise", sys.executable, "-m", "stages.tracking", "--replay"]
+    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     with contextlib.suppress(subprocess.TimeoutExpired):
-        capture(command, ROOT, timeout=REPLAY_S)
+        wait_supervised([sys.executable, "-m", "stages.tracking", "--replay"], REPLAY_S, cwd=ROOT, **silent)
 
 
 @flow(name="lifecycle", on_cancellation=[replay_tracking], on_crashed=[replay_tracking])

@@ -103,6 +103,24 @@ def capture(command: list[str], root: Path, **options: Any) -> subprocess.Comple
     return subprocess.run(command, cwd=root, capture_output=True, check=False, **_TEXT, **options)
 
 
+def supervised(command: list[str], *options: str) -> list[str]:
+    """`command` under flows/supervise.py, for this process to start."""
+    return [sys.executable, "-m", "flows.supervise", "--parent", str(os.getpid()), *options, *command]
+
+
+def wait_supervised(command: list[str], timeout_s: float | None = None, **options: Any) -> int:
+    """Run `command` under flows/supervise.py; its exit code. Raises TimeoutExpired.
+
+    On an exception it is terminated. subprocess.run would kill its supervisor, which could then not end what it has started.
+    """
+    with subprocess.Popen(supervised(command), **options) as child:
+        try:
+            return child.wait(timeout_s)
+        except BaseException:
+            child.terminate()
+            raise
+
+
 def quoted(lines: list[str]) -> str:
     return "".join(f"\n    {line}" for line in lines)
 
@@ -121,9 +139,8 @@ def run_supervised(
     """
     children, tail = children or ChildProcesses(), deque[str](maxlen=TAIL_LINES)
     grace = [] if grace_s is None else ["--grace", str(grace_s)]
-    supervised = [sys.executable, "-m", "flows.supervise", *grace, sys.executable, *command]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, **_TEXT}
-    with children.start(supervised, cwd=root, env=environment, **streams) as child:
+    with children.start(supervised([sys.executable, *command], *grace), cwd=root, env=environment, **streams) as child:
         try:
             assert child.stdout is not None
             for line in child.stdout:

@@ -103,14 +103,15 @@ def make_models(folder: Path, profiles: Sequence[Path]) -> None:
             continue
         # Outside the model's folder, so that another converter that makes the same bytes runs no stage again.
         made, record = folder / path, folder / ".bellwether" / "converters" / Path(path).name
-        if made.exists() and record.exists() and record.read_text(encoding="utf-8") == converter:
-            continue
-        new = f"{path}.new"
-        shutil.rmtree(folder / new, ignore_errors=True)
-        run(["-m", "stages.exchange", "gguf", Path(path).name, "--to", new], folder)
-        shutil.rmtree(made, ignore_errors=True)
-        (folder / new).rename(made)
-        atomic_text(record, converter)
+        with locked(record.with_name(f"{record.name}.lock"), wait=True):  # two experiments on a profile may start at a time
+            if made.exists() and record.exists() and record.read_text(encoding="utf-8") == converter:
+                continue
+            new = f"{path}.new"
+            shutil.rmtree(folder / new, ignore_errors=True)
+            run(["-m", "stages.exchange", "gguf", Path(path).name, "--to", new], folder)
+            shutil.rmtree(made, ignore_errors=True)
+            (folder / new).rename(made)
+            atomic_text(record, converter)
 
 
 def lifecycle(names: Sequence[str], folder: Path) -> None:

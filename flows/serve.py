@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 
 from flows import auth
 from flows.pages import MLFLOW_URL, REPORT_URL
-from flows.process import ROOT, TAIL_LINES, python_environment, quoted
+from flows.process import ROOT, TAIL_LINES, python_environment, quoted, supervised
 from stages.runtime.command import command, port_number
 from stages.runtime.files import atomic_text
+from stages.runtime.live import process_identity
 
 FOLDER = ROOT / ".bellwether" / "serve"
 STATE = FOLDER / "serve.json"
@@ -67,10 +67,9 @@ class Service:
 
     def start(self, environment: dict[str, str]) -> None:
         """Start it in a session of its own: Ctrl-C then reaches this process only, which stops the services in order."""
-        supervised = [sys.executable, "-m", "flows.supervise", "--sweep", "--grace", str(self.grace_s), *self.command]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                supervised,
+                supervised(self.command, "--sweep", "--grace", str(self.grace_s)),
                 cwd=ROOT,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -231,8 +230,7 @@ def serve(ports: argparse.Namespace) -> int:
         print(f"serve: {error}", file=sys.stderr)
         return 1
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)
+        _set_signals(signal.SIG_IGN)
         # The server last: it records how the runs ended.
         for service in (*reversed(workers), bootstrap):
             service.stop()
@@ -242,7 +240,13 @@ def serve(ports: argparse.Namespace) -> int:
         STATE.unlink(missing_ok=True)
 
 
+def _set_signals(handler: Any) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, handler)
+
+
 def _stop(signum: int, frame: object) -> None:
+    _set_signals(signal.SIG_IGN)  # a second signal must not interrupt what stops the services
     raise _StopError(signum)
 
 
@@ -256,10 +260,9 @@ def start(ports: argparse.Namespace) -> int:
                 f"serve: already running (process {running().get('pid', 'unknown')}); 'make serve-stop' stops it", file=sys.stderr
             )
             return 2
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, _stop)
-        process = psutil.Process()
-        atomic_text(STATE, json.dumps({"pid": process.pid, "created": process.create_time(), **vars(ports)}))
+        _set_signals(_stop)
+        pid = os.getpid()
+        atomic_text(STATE, json.dumps({"pid": pid, "process": process_identity(pid), **vars(ports)}))
         return serve(ports)
 
 
@@ -267,8 +270,8 @@ def running() -> dict[str, Any]:
     """Process and ports of the running `make serve`; {} if there is none."""
     try:
         state = json.loads(STATE.read_text(encoding="utf-8"))
-        return state if psutil.Process(state["pid"]).create_time() == state["created"] else {}
-    except (OSError, ValueError, KeyError, psutil.NoSuchProcess):
+        return state if process_identity(state["pid"]) == state["process"] else {}
+    except (OSError, ValueError, KeyError):
         return {}
 
 
@@ -278,12 +281,13 @@ def stop() -> int:
     if not state:
         print("serve: nothing to stop")
         return 0
-    process = psutil.Process(state["pid"])
-    process.terminate()
+    pid = state["pid"]
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + STOP_S
-    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+    while process_identity(pid) == state["process"]:
         if time.monotonic() > deadline:
-            print(f"serve: process {process.pid} is still running after {STOP_S:.0f} s; logs: {FOLDER}", file=sys.stderr)
+            print(f"serve: process {pid} is still running after {STOP_S:.0f} s; logs: {FOLDER}", file=sys.stderr)
             return 1
         time.sleep(0.1)
     print("serve: stopped")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 from prefect import flow, task
 from prefect.states import State
 
+from flows.process import wait_supervised
 from stages.runtime.command import command, whole_number
 
 RETRIES = 2
@@ -50,8 +50,7 @@ def shard(stage: str, domain: str | None, index: int, count: int, root: str, per
         "LOCAL_WORLD_SIZE": str(per_machine),
         "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
     }
-    code = subprocess.run([sys.executable, "-m", "flows.supervise", *command], cwd=root, env=environment, check=False).returncode
-    if code:
+    if code := wait_supervised(command, cwd=root, env=environment):
         raise ShardFailedError(" ".join(command[1:]), code)
 
 

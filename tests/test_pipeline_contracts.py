@@ -267,9 +267,13 @@ def test_environments_and_values_do_not_import_algorithms() -> None:
 
 SHARED = {
     Path("stages") / f"{name}.py"
-    for name in ("__init__", *(f"runtime/{name}" for name in ("__init__", "command", "cores", "files", "git", "yaml_files")))
+    for name in (
+        "__init__",
+        *(f"runtime/{name}" for name in ("__init__", "command", "cores", "files", "git", "live", "yaml_files")),
+    )
 }
-"""Ending commands, writing files, reading YAML, counting cores and calling git, which are independent of the stages."""
+"""Ending commands, writing files, reading YAML, telling processes apart, counting cores and calling git, which are independent of
+the stages."""
 
 
 def test_flows_import_only_shared_modules_of_stages() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from stages.conversion.masking import PLACEHOLDER, Masker, load_key
 from stages.conversion.settings import Collect
-from stages.runtime.files import atomic_bytes, atomic_text, locked
+from stages.runtime.files import append_lines, atomic_bytes, atomic_text, locked
 
 VERSION = 2
 """Of the rows; those of other versions are left out."""
@@ -60,16 +60,19 @@ class CallLog:
                 _expire(self.path, self.collect.retention_days, day)
                 self._day = day
                 if self.masker is not None:  # without the values that were deleted here or by a round
-                    self.masker.vault = json.loads(self._vault.read_text(encoding="utf-8")) if self._vault.exists() else {}
+                    self.masker.vault = self._values()
                     self._saved = len(self.masker.vault)
             yield day.isoformat()
 
+    def _values(self) -> dict[str, str]:
+        return json.loads(self._vault.read_text(encoding="utf-8")) if self._vault.exists() else {}
+
     def _write(self, row: Mapping[str, Any]) -> None:
         if self.masker is not None and len(self.masker.vault) > self._saved:
+            self.masker.vault = self._values() | self.masker.vault  # another server may log here, too
             self.masker.save(self._vault)
             self._saved = len(self.masker.vault)
-        with self.path.open("a", encoding="utf-8") as handle:
-            handle.write(json.dumps({"version": VERSION, **row}, ensure_ascii=False, sort_keys=True) + "\n")
+        append_lines(self.path, [json.dumps({"version": VERSION, **row}, ensure_ascii=False, sort_keys=True).encode()])
 
     def call(
         self,

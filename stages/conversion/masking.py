@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stages.runtime.files import atomic_file, atomic_text
+from stages.runtime.files import atomic_file, atomic_text, locked
 
 if TYPE_CHECKING:
     from stages.conversion.settings import Conversion
@@ -73,9 +73,11 @@ def load_key(path: Path) -> bytes:
     import secrets
 
     if not path.exists():
-        with atomic_file(path) as partial:
-            partial.touch(mode=0o600)
-            partial.write_text(secrets.token_hex(32) + "\n", encoding="ascii")
+        with locked(path.with_name(f"{path.name}.lock"), wait=True):  # of several servers that start, the first makes it
+            if not path.exists():
+                with atomic_file(path) as partial:
+                    partial.touch(mode=0o600)
+                    partial.write_text(secrets.token_hex(32) + "\n", encoding="ascii")
     key = bytes.fromhex(path.read_text(encoding="ascii").strip())
     if len(key) != 32:
         raise ValueError(f"{path} is not a key of 64 hex digits; delete it to make a new one (older placeholders stay masked)")

@@ -11,7 +11,7 @@ import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -100,6 +100,20 @@ def atomic_bytes(path: Path | str, data: bytes, *, durable: bool = True) -> None
 def atomic_text(path: Path | str, text: str, *, durable: bool = True) -> None:
     """Write `text` as UTF-8 to `path` as `atomic_file` does, without converting line ends."""
     atomic_bytes(path, text.encode(), durable=durable)
+
+
+def append_lines(path: Path | str, lines: Iterable[bytes]) -> None:
+    """Add lines, given without their ends, to a file: all of them or, on a full disk, nothing, since a part of a line would spoil
+    the next one. No other process may write meanwhile. Raises OSError."""
+    data = b"".join(line + b"\n" for line in lines)
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        size = os.fstat(handle).st_size
+        if os.write(handle, data) < len(data):
+            os.ftruncate(handle, size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    finally:
+        os.close(handle)
 
 
 @contextmanager

@@ -120,16 +120,15 @@ class Locked:
 
 def locked_stages(root: Path, domains: Sequence[str]) -> dict[str, Locked]:
     """Title -> stage in dvc.lock, except for unlisted domains; {} without a readable dvc.lock."""
-    path = root / "dvc.lock"
-    try:
-        entries = read_yaml(path)["stages"]
-    except (OSError, ValueError, yaml.YAMLError, TypeError, KeyError):
-        return {}
 
     def hashes(entry: Mapping[str, Any], kind: str) -> dict[str, str]:
         return {item["path"]: str(item.get("md5", "")) for item in entry.get(kind, [])}
 
-    stages = [Locked(title, hashes(entry, "deps"), hashes(entry, "outs")) for title, entry in entries.items()]
+    try:
+        entries = read_yaml(root / "dvc.lock")["stages"]
+        stages = [Locked(title, hashes(entry, "deps"), hashes(entry, "outs")) for title, entry in entries.items()]
+    except (OSError, ValueError, yaml.YAMLError, TypeError, KeyError, AttributeError):  # DVC may be writing it, in place
+        return {}
     return {stage.title: stage for stage in stages if stage.domain is None or stage.domain in domains}
 
 

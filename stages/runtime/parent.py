@@ -40,8 +40,9 @@ def _name_and_parent(process: int) -> tuple[str, int]:
 def _end_with(process: int) -> None:
     """Wait until `process` ends, then end this one."""
     try:
-        handle = os.pidfd_open(process)
-    except OSError:  # it has ended, or the kernel is older than 5.3
+        select.select([os.pidfd_open(process)], [], [])
+    except ProcessLookupError:  # it has ended already
+        pass
+    except OSError:  # the kernel is older than 5.3
         return
-    select.select([handle], [], [])
     os.kill(os.getpid(), signal.SIGTERM)

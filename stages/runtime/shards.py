@@ -60,6 +60,18 @@ def _processes(command: list[str], root: Path, count: int) -> int:
                 process.wait()
 
 
+def _supervised(command: list[str], root: Path) -> int:
+    """Run a command under flows/supervise.py; its exit code. subprocess.run would kill a supervisor, for example at Ctrl-C, which
+    could then not end what it has started."""
+    supervisor = [sys.executable, "-m", "flows.supervise", "--parent", str(os.getpid())]
+    with subprocess.Popen([*supervisor, *command], cwd=root) as child:
+        try:
+            return child.wait()
+        except BaseException:
+            child.terminate()
+            raise
+
+
 def run_shards(root: Path, stage: str, domain: str | None, params: ShardParams) -> None:
     """Run all shards of a stage. If one fails, raises ValueError for invalid parameters, else ChildProcessError;
     finished chunks are kept."""
@@ -70,8 +82,7 @@ def run_shards(root: Path, stage: str, domain: str | None, params: ShardParams) 
     else:
         address = ["--address", params.address] if params.address else []
         flow = [sys.executable, "-m", "flows.shards", stage, *of_domain, "--shards", str(params.count), "--runner", params.runner]
-        supervised = [sys.executable, "-m", "flows.supervise", *flow, *address]
-        code = subprocess.run(supervised, cwd=root, check=False).returncode
+        code = _supervised([*flow, *address], root)
     if code == OUTPUT_CLOSED:
         raise OutputClosed(code)
     if code:

@@ -93,7 +93,10 @@ class Team:
         """`size` bytes of shared memory, initialised to zero. All processes must make these calls in the same order."""
         start = self._size
         self._size += -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
-        os.ftruncate(self._memory, self._size)
+        fcntl.lockf(self._memory, fcntl.LOCK_EX)
+        if os.fstat(self._memory).st_size < self._size:  # else another process is ahead, and this would cut off what it has
+            os.ftruncate(self._memory, self._size)
+        fcntl.lockf(self._memory, fcntl.LOCK_UN)
         return mmap.mmap(self._memory, size, offset=start)
 
 

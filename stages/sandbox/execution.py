@@ -126,8 +126,11 @@ class Execution:
             self.link, self.far_link = self._pair()
             try:
                 self._play()
-            finally:
-                statuses = self.server.end()
+            except BaseException:
+                with suppress(LostError):  # Ctrl-C may have ended the server, too, and must not be taken for its loss
+                    self.server.end()
+                raise
+            statuses = self.server.end()
             if "program" not in statuses or (self.tester is not None and "tests" not in statuses):
                 raise LostError("it can't fork")
             self.printing.setblocking(False)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.engine.engine import Sampling, Turn
+from stages.runtime.files import append_lines
 
 VERSION = 1
 """Of the rows."""
@@ -69,9 +70,9 @@ class Recording:
         path.chmod(0o600)
 
     def _write(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        lines = [json.dumps({"version": VERSION, **row}, ensure_ascii=False, sort_keys=True) + "\n" for row in rows]
-        with self._lock, self.path.open("a", encoding="utf-8") as handle:
-            handle.write("".join(lines))
+        lines = [json.dumps({"version": VERSION, **row}, ensure_ascii=False, sort_keys=True).encode() for row in rows]
+        with self._lock:
+            append_lines(self.path, lines)
 
     def calls(
         self,

@@ -171,20 +171,24 @@ class SpoolTracker(Tracker):
     def register_model(self, folder: Path, rows: Path, settings: Mapping[str, Any]) -> None:
         path, digest = os.path.relpath(folder, self.workdir), dvc_hash(folder)
         event = {"kind": "model", "name": REGISTERED_MODEL, "path": path, "md5": digest, "settings": dict(settings)}
-        with tempfile.TemporaryDirectory() as scratch:
-            files = Path(scratch) / MODEL_FILES
-            write_pointer(files, folder, digest)
-            shutil.copy2(rows, files / ROWS)
-            self._attach(event, [files])
+        try:
+            with tempfile.TemporaryDirectory() as scratch:
+                files = Path(scratch) / MODEL_FILES
+                write_pointer(files, folder, digest)
+                shutil.copy2(rows, files / ROWS)
+                self._attach(event, [files])
+        except OSError as error:
+            print(f"tracking: cannot register {path}: {error}; skipped", file=sys.stderr)
 
     def close(self, status: str) -> None:
         self.metric("tracking/stage_seconds", round(self.spent_s, 3))
         self._event({"kind": "end", "status": status})
         started = time.monotonic()
-        while self.spool.path.exists() and not self.spool.load_sent().error and time.monotonic() - started < CLOSE_WAIT_S:
-            self._start_follower()
-            time.sleep(0.02)
-        self._warn_if_unsent()
+        with self._guarded():
+            while self.spool.path.exists() and not self.spool.load_sent().error and time.monotonic() - started < CLOSE_WAIT_S:
+                self._start_follower()
+                time.sleep(0.02)
+            self._warn_if_unsent()
 
     def _warn_if_unsent(self) -> None:
         """Warn on standard error if events are unsent and the follower is not about to send them."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from stages.runtime.files import locked
 from stages.tracking.sender import Sender
 from stages.tracking.server import Server
 from stages.tracking.spool import Spool, follower_lock, server_key, spools
-from stages.tracking.sweep import alive, replay, sweep
+from stages.tracking.sweep import replay, sweep, writer_alive
 
 SEND_EVERY_S = 2.0
 SAMPLE_EVERY_S = 5.0
@@ -105,9 +106,9 @@ def follow(root: Path) -> int:
 class Followed:
     """A stage's run, whose spool file this process holds locked."""
 
-    def __init__(self, root: Path, spool: Spool, pid: int, started_ms: int) -> None:
-        self.spool, self.pid, self.started_ms = spool, pid, started_ms
-        self.sampler = Sampler(pid, root)
+    def __init__(self, root: Path, spool: Spool, header: Mapping[str, Any]) -> None:
+        self.spool, self.header = spool, header
+        self.sampler = Sampler(header["pid"], root)
         self.sender: Sender | None = None
         self.failures = 0
         self.exited_at: float | None = None
@@ -136,7 +137,7 @@ class Followed:
         size = self.spool.path.stat().st_size if self.spool.path.exists() else 0
         grown, self.size = size != self.size, size
         ended = grown and self.spool.ended()
-        if not ended and alive(self.pid, self.started_ms):
+        if not ended and writer_alive(self.header):
             return
         self.exited_at, self.next_send = time.monotonic(), 0.0
         if not ended and self.spool.path.exists() and not self.spool.ended():
@@ -200,8 +201,8 @@ class Follower:
                 header = spool.header()
                 if header is None or header.get("server", server_key()) != server_key():
                     continue
-                if alive(header["pid"], header["t"]):
-                    self.runs[spool.path] = Followed(self.root, spool, header["pid"], header["t"]), stack.pop_all()
+                if writer_alive(header):
+                    self.runs[spool.path] = Followed(self.root, spool, header), stack.pop_all()
 
     def connection(self) -> Server:
         """The server, connected to when it is first needed. Raises what MLflow raises if it is unreachable."""

@@ -14,6 +14,7 @@ from typing import Any
 from stages.params import Params
 from stages.records.sections import params_hash
 from stages.runtime.git import GitError, git
+from stages.runtime.live import process_identity
 from stages.tracking.spool import server_key
 
 STATES = ("ran", "restored", "unchanged", "cached")
@@ -100,6 +101,7 @@ class Lifecycle:
             "root": str(self.root),
             "server": server_key(),
             "pid": os.getpid(),
+            "process": process_identity(os.getpid()),
             "state": state,
             "lifecycle": self.key,
             "lifecycle_name": self.name,

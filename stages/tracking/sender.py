@@ -73,9 +73,9 @@ class Sender:
             if event["kind"] not in BATCHED:
                 self._one(event, events[index][0])
             waiting = []
-            self._confirm(following)
             if event["kind"] == "end":
-                return True
+                return True  # not confirmed: the next sender repeats it if this one is killed before it removes the file
+            self._confirm(following)
         return False
 
     def _flush(self, events: list[dict[str, Any]]) -> None:

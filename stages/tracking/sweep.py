@@ -6,8 +6,10 @@ import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from stages.runtime.files import locked
+from stages.runtime.live import process_identity
 from stages.tracking.sender import Sender
 from stages.tracking.server import Server, permanent
 from stages.tracking.spool import Spool, spools
@@ -15,8 +17,11 @@ from stages.tracking.spool import Spool, spools
 SAME_MOMENT_MS = 1000
 
 
-def alive(pid: int, started_ms: int) -> bool:
-    """Whether process `pid` was already running at `started_ms` (not a later process with the same PID) and still is."""
+def alive(pid: int, started_ms: int, identity: str = "") -> bool:
+    """Whether process `pid` was already running at `started_ms` (not a later process with the same PID) and still is. `identity`:
+    its `process_identity` where that is known, since `started_ms` deceives if the clock was set since."""
+    if identity:
+        return process_identity(pid) == identity
     import psutil
 
     try:
@@ -24,6 +29,11 @@ def alive(pid: int, started_ms: int) -> bool:
         return process.status() != psutil.STATUS_ZOMBIE and process.create_time() * 1000 <= started_ms + SAME_MOMENT_MS
     except psutil.NoSuchProcess:
         return False
+
+
+def writer_alive(header: Mapping[str, Any]) -> bool:
+    """Whether the stage whose spool has this header still runs."""
+    return alive(header["pid"], header["t"], str(header.get("process", "")))
 
 
 def replay(root: Path, server: Server, at_most: int | None = None) -> int:
@@ -54,7 +64,7 @@ def _send_leftover(spool: Spool, server: Server) -> bool:
         spool.set_aside()
         return False
     if not spool.ended():
-        if alive(header["pid"], header["t"]):
+        if writer_alive(header):
             return False
         spool.end_killed()
     return Sender(server, spool).send()

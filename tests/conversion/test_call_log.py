@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from datetime import date
 from pathlib import Path
 
@@ -114,3 +115,31 @@ def test_fields_that_learning_needs_are_required(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     assert main(["conversion.yaml"]) == 2
     assert "fields lacks prompt, without which nothing can be learned from a call" in capsys.readouterr().err
+
+
+def test_full_disk_leaves_no_part_of_a_row(tmp_path: Path):
+    """A part of a row would spoil the next one, and with it the log, which a server then refuses to continue."""
+    path = tmp_path / "calls.jsonl"
+    log = CallLog(path, None)
+    log.call("t", say("hello"), "ok", 1.0)
+    before, (soft, hard) = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, hard))
+    try:
+        with pytest.raises(OSError, match=r"No space left|File too large"):
+            log.call("t", say("again"), "ok", 1.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert path.read_bytes() == before
+    log.call("t", say("later"), "ok", 1.0)
+    assert [call["prompt"] for call in read_calls(path)] == [say("hello"), say("later")]
+
+
+def test_servers_of_one_log_keep_each_others_values(tmp_path: Path):
+    path, kinds = tmp_path / "calls.jsonl", ("email",)
+    first, second = CallLog(path, Masker(KEY, kinds)), CallLog(path, Masker(KEY, kinds))
+    first.call("a", say("to a.b@c.de"), "ok", 1.0)
+    second.call("b", say("to x@y.org"), "ok", 1.0)
+    first.call("c", say("to y@z.org"), "ok", 1.0)
+    (tmp_path / "key").write_text(KEY.hex())
+    texts = [json.loads(line)["prompt"][0]["content"] for line in unmasked_lines(path, tmp_path / "key")]
+    assert texts == ["to a.b@c.de", "to x@y.org", "to y@z.org"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import secrets
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -106,3 +108,22 @@ def test_log_of_another_key_is_not_continued(tmp_path: Path):
     CallLog(tmp_path / "calls.jsonl", Masker(KEY, ("email",))).call("t", PROMPT, "ok", 1.0)
     with pytest.raises(ValueError, match=r"calls\.vault\.json: the vault was written with another key; mask with that key"):
         CallLog(tmp_path / "calls.jsonl", Masker(bytes(32), ("email",)))
+
+
+def test_servers_that_start_together_have_one_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Contract: the key in the file is the one that each of them masks with."""
+    keys: list[bytes] = []
+    made = iter("ab")
+    other = Thread(target=lambda: keys.append(load_key(tmp_path / "key")))
+
+    def token(size: int) -> str:
+        letter = next(made)
+        if letter == "a":
+            other.start()
+            other.join(0.5)
+        return letter * 2 * size
+
+    monkeypatch.setattr(secrets, "token_hex", token)
+    keys.append(load_key(tmp_path / "key"))
+    other.join()
+    assert keys == [load_key(tmp_path / "key")] * 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import httpx
@@ -102,3 +103,22 @@ def test_model_in_a_folder_answers_greedily(tiny_policy: Path, monkeypatch: pyte
 def test_bad_members_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Member.model_validate({"name": "big", "price": 1.0, **changes})
+
+
+def test_processes_that_ask_the_same_get_the_same_reply(tmp_path: Path) -> None:
+    """Contract: a run repeats from the stored replies, so nobody has seen another one, and nobody removes what another writes."""
+    replies: list[Reply] = []
+    asked: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        if len(asked) == 1:
+            other.start()
+            other.join(0.5)
+            return completion("Dorvin")
+        return completion("Kelmar")
+
+    other = Thread(target=lambda: replies.append(backend(tmp_path, answer).ask("who?")))
+    replies.append(backend(tmp_path, answer).ask("who?"))
+    other.join()
+    assert replies == [backend(tmp_path, gone).ask("who?")] * 2

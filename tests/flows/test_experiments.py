@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +15,7 @@ import pytest
 import yaml
 
 import flows  # noqa: F401  (configures Prefect, so it comes before Prefect's import)
+from flows.experiments import RUN_FOLDERS, RUN_INFOS, remove_leftovers
 from flows.pipeline import run_stage
 from flows.process import ROOT, StageFailedError
 
@@ -204,3 +208,24 @@ def test_the_claims_flow_runs_what_the_command_chooses() -> None:
     with pytest.raises(StageFailedError, match="unknown experiment three") as refused:
         claims.chosen(["three"], "", ROOT)
     assert refused.value.bad_parameters
+
+
+def test_run_that_ends_beside_another_does_not_fail_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DVC removes the folder of a run's info when the run ends, also while the infos are searched."""
+    for name in ("own", "other"):
+        folder = tmp_path / RUN_FOLDERS / f"tmp{name}"
+        folder.mkdir(parents=True)
+        (tmp_path / RUN_INFOS / name).mkdir(parents=True)
+        (tmp_path / RUN_INFOS / name / f"{name}.run").write_text(json.dumps({"name": name, "root_dir": str(folder)}))
+    scan = os.scandir
+
+    def ending(path: str | Path | int) -> object:
+        if not isinstance(path, int) and Path(path).name == "other":
+            shutil.rmtree(path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", ending)
+    remove_leftovers(tmp_path, "own")
+    monkeypatch.undo()
+    assert [path.name for path in (tmp_path / RUN_FOLDERS).iterdir()] == ["tmpother"]
+    assert not (tmp_path / RUN_INFOS / "own").exists()

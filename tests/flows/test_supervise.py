@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from flows.process import wait_supervised
+
 ROOT = Path(__file__).resolve().parents[2]
 SUPERVISE = [sys.executable, "-m", "flows.supervise"]
 
@@ -41,9 +43,9 @@ def test_exit_code_is_passed_on() -> None:
     assert subprocess.run([*SUPERVISE, sys.executable, "-c", "raise SystemExit(7)"], cwd=ROOT, check=False).returncode == 7
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signal_ends_grandchildren(number: signal.Signals, tmp_path: Path) -> None:
-    """Cancelling a run ends its processes, including those that its command has started."""
+    """Cancelling a run, or closing its terminal, ends its processes, including those that its command has started."""
     script = f"sleep 60 & echo $! > {tmp_path}/grandchild; wait"
     process = subprocess.Popen([*SUPERVISE, "bash", "-c", script], cwd=ROOT)
     grandchild = wait_for(tmp_path / "grandchild")
@@ -84,6 +86,77 @@ def test_signal_before_popen_returns_ends_the_child() -> None:
     with subprocess.Popen([sys.executable, "-c", SIGNALLED_AT_THE_START], cwd=ROOT, stdout=subprocess.PIPE) as process:
         process.communicate(timeout=60)  # the child holds the pipe, too: returns when both have ended
         assert process.returncode == 128 + signal.SIGTERM
+
+
+TWO_SIGNALS = """
+import os, signal, subprocess, sys
+from flows import supervise
+
+start = subprocess.Popen
+both = (signal.SIGINT, signal.SIGTERM)
+
+def started(*arguments, **options):
+    child = start(*arguments, **options)
+    signal.pthread_sigmask(signal.SIG_BLOCK, both)
+    for number in both:
+        os.kill(os.getpid(), number)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, both)
+    return child
+
+subprocess.Popen = started
+sys.exit(supervise.run(["sleep", "90"], 0.5))
+"""
+
+
+def test_second_signal_does_not_save_the_child() -> None:
+    """Ctrl-C reaches the flow and its supervisor, which the flow then also terminates; on a busy machine it gets both at once."""
+    with subprocess.Popen([sys.executable, "-c", TWO_SIGNALS], cwd=ROOT, stdout=subprocess.PIPE) as process:
+        process.communicate(timeout=60)  # the child holds the pipe, too
+        assert process.returncode in (128 + signal.SIGINT, 128 + signal.SIGTERM)
+
+
+def test_hangup_that_is_ignored_stays_ignored() -> None:
+    command = ["nohup", *SUPERVISE, "sh", "-c", "kill -HUP $PPID; exit 4"]
+    assert subprocess.run(command, cwd=ROOT, check=False, capture_output=True).returncode == 4
+
+
+KILLED_AT_THE_START = """
+import os, signal, subprocess, sys
+from pathlib import Path
+from flows.process import run_supervised
+
+start = subprocess.Popen
+
+def started(*arguments, **options):
+    print(start(*arguments, **options).pid, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+subprocess.Popen = started
+run_supervised(["-c", f"open({sys.argv[1]!r}, 'w')"], Path.cwd(), os.environ, print)
+"""
+
+
+def test_supervisor_of_a_dead_parent_starts_nothing(tmp_path: Path) -> None:
+    """A flow that is killed while its supervisor still loads Python leaves no stage behind."""
+    killed = [sys.executable, "-c", KILLED_AT_THE_START, str(tmp_path / "begun")]
+    done = subprocess.run(killed, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert gone(int(done.stdout))
+    assert not (tmp_path / "begun").exists()
+
+
+def test_timeout_ends_what_a_supervisor_has_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """subprocess.run would kill the supervisor alone."""
+
+    def late(child: subprocess.Popen, timeout: float | None = None) -> int:
+        monkeypatch.undo()
+        wait_for(tmp_path / "child")
+        raise subprocess.TimeoutExpired(child.args, 1.0)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", late)
+    with pytest.raises(subprocess.TimeoutExpired):
+        wait_supervised(["bash", "-c", f"echo $$ > {tmp_path}/child; exec sleep 90"], 1.0, cwd=ROOT)
+    assert gone(wait_for(tmp_path / "child"), 10.0)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs PR_SET_PDEATHSIG, which only Linux has")

@@ -66,3 +66,13 @@ def test_changed_file_is_hashed_again(tmp_path: Path) -> None:
     first = dvc_hash(path)
     path.write_text("other")
     assert dvc_hash(path) != first
+
+
+def test_lock_that_dvc_is_writing_gives_no_error(tmp_path: Path) -> None:
+    """DVC writes dvc.lock in place when a stage ends, while a stage beside it may start and read it."""
+    text = yaml.safe_dump(yaml.safe_load(LOCK), sort_keys=False)
+    for size in range(len(text)):
+        (tmp_path / "dvc.lock").write_text(text[:size])
+        assert len(locked_stages(tmp_path, ["a", "b"])) <= 6
+    (tmp_path / "dvc.lock").write_text(text)
+    assert len(locked_stages(tmp_path, ["a", "b"])) == 6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from stages.params import ROOT
+from stages.runtime.parent import _end_with
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG and pidfd are Linux's")
 STAGE = (
@@ -59,3 +61,12 @@ def test_stage_in_a_user_shell_outlives_the_shells_parent() -> None:
         time.sleep(0.3)
         assert alive(Path("/proc") / str(stage))
         subprocess.run(["kill", str(stage)], check=True)
+
+
+def test_stage_whose_dvc_has_just_ended_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        ended.wait()
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda process, number: sent.append((process, number)))
+    _end_with(ended.pid)
+    assert sent == [(os.getpid(), signal.SIGTERM)]

@@ -24,3 +24,22 @@ def test_items_go_to_the_next_free_process() -> None:
     assert all(share == sorted(share) for share in shares)
     assert len(shares[0]) < 13
     assert sorted(chain.from_iterable(letters)) == ["a", "b"]
+
+
+def test_slow_process_does_not_cut_off_shared_memory() -> None:
+    """Contract: a process that is behind the others in their calls of `shared` leaves what these have."""
+    with started(2) as team:
+        if team.index:
+            team.shared(8)
+            memory = team.shared(8)
+            memory[:2] = b"me"
+            team.wait()
+            team.wait()
+            found = bytes(memory[:2])  # SIGBUS if its page is gone
+            team.gather(found)
+            os._exit(0)
+        team.wait()
+        team.shared(8)
+        team.wait()
+        assert team.gather(None)[1] == b"me"
+        assert bytes(team.shared(8)[:2]) == b"me"

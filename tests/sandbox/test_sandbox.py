@@ -11,6 +11,7 @@ import pytest
 from stages.sandbox import Program, Sandbox, SandboxError, SandboxSettings, Tests, probe
 from stages.sandbox.backends import BACKENDS, SAFE
 from stages.sandbox.guest.protocol import decode, describe, encode
+from stages.sandbox.server import LostError
 
 pytestmark = pytest.mark.long(20)
 
@@ -263,3 +264,24 @@ def test_integers_of_more_digits_than_python_converts(any_sandbox: Sandbox) -> N
 
 def test_messages_are_text_to_a_tokenizer() -> None:
     assert describe(ValueError(chr(0xD83D))) == "ValueError: \\ud83d"
+
+
+def test_interrupt_that_also_ends_the_server_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: after Ctrl-C, which a terminal also sends to the sandbox, no program is run again."""
+
+    class Ending:
+        spent = False
+
+        def fork(self, role: str, sockets: object) -> None:
+            raise KeyboardInterrupt
+
+        def end(self) -> None:
+            raise LostError("it ended")
+
+        def close(self) -> None:
+            pass
+
+    sandbox = Sandbox(SandboxSettings(backend="unsafe_subprocess"))
+    monkeypatch.setattr(sandbox, "_server", Ending)
+    with pytest.raises(KeyboardInterrupt):
+        sandbox.run(Program("print(1)"))

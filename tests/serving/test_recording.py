@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -188,3 +189,19 @@ def test_other_models_answers_can_not_be_recorded(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(SystemExit):
         serve.main()
     assert "--record is for the policy's own answers" in capsys.readouterr().err
+
+
+def test_full_disk_leaves_no_part_of_a_recording(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    recording = Recording(path, "p")
+    recording.outcome("a", 1.0, None)
+    before, (soft, hard) = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, hard))
+    try:
+        with pytest.raises(OSError, match=r"No space left|File too large"):
+            recording.outcome("b", 1.0, None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert path.read_bytes() == before
+    recording.outcome("c", 0.0, None)
+    assert [trace.name for trace in read_recording(path)] == ["a", "c"]

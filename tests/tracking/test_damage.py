@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import time
 from pathlib import Path
 
+import psutil
 import pytest
 from spooling import EPISODE, attach, runs, spooled, start_stage, until
 
@@ -64,7 +63,7 @@ def test_resending_after_damage_makes_no_duplicates(root: Path, server: Server) 
 
 def test_follower_survives_damaged_state_and_full_disk(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spool = finished(root)
-    follower, run = Follower(root), Followed(root, spool, os.getpid(), time.time_ns() // 1_000_000)
+    follower, run = Follower(root), Followed(root, spool, spool.header() or {})
 
     def full(self: Spool, sent: Sent) -> None:
         raise OSError(28, "No space left on device")
@@ -168,3 +167,53 @@ def test_unsent_events_of_earlier_stages_are_warned_about(root: Path, capsys: py
         assert capsys.readouterr().err == "", "the server answers again, and the follower sends what is left"
     tracker._warn_if_unsent()
     assert "see .bellwether/tracking/follower.log" in capsys.readouterr().err, "nobody sends it"
+
+
+def test_run_whose_sender_is_killed_before_it_removes_the_spool_is_removed_later(
+    root: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = finished(root)
+
+    def killed(self: Spool) -> None:
+        raise ConnectionError("killed here")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Spool, "remove", killed)
+        with pytest.raises(ConnectionError):
+            Sender(server, spool).send()
+    assert replay(root, server) == 1
+    assert not spools(root)
+    assert {run.info.status for run in runs(server).values()} == {"FINISHED"}
+
+
+def test_clock_that_is_set_kills_no_run(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel's start times of processes change with the clock, as after the sleep of a virtual machine."""
+    spool, created = spooled(root), psutil.Process.create_time
+    monkeypatch.setattr(psutil.Process, "create_time", lambda process: created(process) + 3600)
+    run = Followed(root, spool, spool.header() or {})
+    run.look()
+    assert run.exited_at is None
+    assert not spool.ended()
+
+
+def test_machine_without_processes_or_space_to_spare_fails_no_stage(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tracker = SpoolTracker(root, spooled(root), "evaluate", followers=0)
+    (root / "merged").mkdir()
+    (root / "rows.parquet").write_text("rows")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    def busy(*_: object, **options: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.copy2", full)
+        tracker.register_model(root / "merged", root / "rows.parquet", {})
+    assert "cannot register merged: [Errno 28] No space left on device; skipped" in capsys.readouterr().err
+    tracker.broken, tracker.followers = True, 1  # the last events could not be written
+    monkeypatch.setattr("subprocess.Popen", busy)
+    tracker.close("FINISHED")
+    assert "Resource temporarily unavailable" in capsys.readouterr().err

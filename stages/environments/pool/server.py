@@ -14,7 +14,8 @@ import httpx
 from stages.environments.pool.reply import NONE, Reply
 from stages.environments.pool.settings import Server
 from stages.records.messages import well_formed
-from stages.records.reply_cache import ReplyCache
+from stages.records.reply_cache import ReplyCache, request_key
+from stages.runtime.files import locked
 from stages.runtime.validation import shortened
 
 LONGEST_WAIT_S = 30.0
@@ -53,10 +54,18 @@ class ServerBackend:
         # Servers that run one model each often all call it "model".
         kept = {"base_url": self._settings.base_url.rstrip("/"), **request}
         stored = self._cache.load(kept)
+        if stored is None and self._cache.folder is None:
+            return self._sent(request)
         if stored is None:
-            reply = self._sent(request)
-            self._cache.store(kept, {"text": reply.text, "tokens": reply.tokens})
-            return reply
+            # The processes of a stage ask the same; the first one asks the server, the others find its reply.
+            path = self._cache.path(request_key(kept)).with_suffix(".lock")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with locked(path, wait=True):
+                stored = self._cache.load(kept)
+                if stored is None:
+                    reply = self._sent(request)
+                    stored = {"text": reply.text, "tokens": reply.tokens}
+                    self._cache.store(kept, stored)
         return Reply(stored["text"], stored["tokens"])
 
     def _sent(self, request: dict[str, Any]) -> Reply:

@@ -21,7 +21,6 @@ from stages.judging.contract import JudgeError
 from stages.judging.server import LONGEST_WAIT_S
 from stages.judging.settings import LONGEST_ASKED_S
 from stages.records.reply_cache import ReplyCache, request_key
-from stages.runtime.files import locked
 from stages.runtime.validation import shortened
 
 AGAIN = (408, 425, 429)
@@ -77,19 +76,7 @@ class ChatServer:
         return [futures[request_key(body)].result() for body in bodies]
 
     def _text(self, body: Mapping[str, Any]) -> str | None:
-        stored = self.cache.load(body)
-        if stored is None and self.cache.folder is None:
-            return self._asked(body)
-        if stored is None:
-            # The processes of a stage ask the same; the first one asks the server, the others find its reply.
-            path = self.cache.path(request_key(body)).with_suffix(".lock")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with locked(path, wait=True):
-                stored = self.cache.load(body)
-                if stored is None:
-                    stored = {"text": self._asked(body)}
-                    self.cache.store(body, stored)
-        text: str | None = stored["text"]
+        text: str | None = self.cache.once(body, lambda: {"text": self._asked(body)})["text"]
         return text
 
     def _asked(self, body: Mapping[str, Any]) -> str | None:

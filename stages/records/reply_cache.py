@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from stages.runtime.files import atomic_text
+from stages.runtime.files import atomic_text, locked
 
 
 def request_key(request: Mapping[str, Any]) -> str:
@@ -50,3 +50,18 @@ class ReplyCache:
         atomic_text(
             path, json.dumps({"request": request, "outcome": outcome}, sort_keys=True, indent=1, ensure_ascii=False) + "\n"
         )
+
+    def once(self, request: Mapping[str, Any], ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What was stored for this request, or what `ask` returns. The processes of a stage ask the same: the first one asks, and
+        the others wait for its reply."""
+        stored = self.load(request)
+        if stored is not None or self.folder is None:
+            return stored if stored is not None else ask()
+        path = self.path(request_key(request)).with_suffix(".lock")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(path, wait=True):
+            stored = self.load(request)
+            if stored is None:
+                stored = ask()
+                self.store(request, stored)
+        return stored

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,7 @@ import httpx
 from stages.environments.pool.reply import NONE, Reply
 from stages.environments.pool.settings import Server
 from stages.records.messages import well_formed
-from stages.records.reply_cache import ReplyCache, request_key
-from stages.runtime.files import locked
+from stages.records.reply_cache import ReplyCache
 from stages.runtime.validation import shortened
 
 LONGEST_WAIT_S = 30.0
@@ -53,20 +53,7 @@ class ServerBackend:
         }
         # Servers that run one model each often all call it "model".
         kept = {"base_url": self._settings.base_url.rstrip("/"), **request}
-        stored = self._cache.load(kept)
-        if stored is None and self._cache.folder is None:
-            return self._sent(request)
-        if stored is None:
-            # The processes of a stage ask the same; the first one asks the server, the others find its reply.
-            path = self._cache.path(request_key(kept)).with_suffix(".lock")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with locked(path, wait=True):
-                stored = self._cache.load(kept)
-                if stored is None:
-                    reply = self._sent(request)
-                    stored = {"text": reply.text, "tokens": reply.tokens}
-                    self._cache.store(kept, stored)
-        return Reply(stored["text"], stored["tokens"])
+        return Reply(**self._cache.once(kept, lambda: asdict(self._sent(request))))
 
     def _sent(self, request: dict[str, Any]) -> Reply:
         why = ""

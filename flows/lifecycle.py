@@ -163,7 +163,7 @@ def run_all(root: Path, settings: Settings, log: Echo) -> dict[str, StageResult]
 
     exclusive = {item for item in needs if item.split("@")[0] in on_gpu}
     with children:
-        done = run_graph(needs, start, settings.jobs or concurrent_stages(), exclusive)
+        done = run_graph(needs, start, settings.jobs or concurrent_stages(root), exclusive)
     for item, (result, _) in done.items():
         log(f"lifecycle: {item:<20} {result}")
     log_to_mlflow([result for result, _ in done.values()], root, environment, log)

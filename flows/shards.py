@@ -88,7 +88,7 @@ def make_runner(runner: str, address: str | None, count: int) -> Any:
 
 @command
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Run the shards of a stage on a Dask or Ray cluster.")
+    parser = argparse.ArgumentParser(prog="python -m flows.shards", description="Run a stage's shards on a Dask or Ray cluster.")
     parser.add_argument("stage", choices=["rollout", "annotate", "evaluate"])
     parser.add_argument("--domain", help="domain of rollout and annotate")
     parser.add_argument("--shards", type=whole_number(1), required=True, metavar="N")

@@ -90,10 +90,15 @@ def _played(context: StageContext, panel: Panel, settings: Distillation, checkpo
     if settings.tasks is not None:
         chosen = permutation(panel.tasks, params.seed, "distil", domain)[: settings.tasks]
         panel = replace(panel, tasks=tuple(sorted(chosen, key=lambda task: task.task_id)))
+    engine = EngineSettings.of(params.resources, params.model.max_length, params.model.thinking)
+    if engine.kind == "openai" and engine.text:
+        raise ValueError(
+            "merge.method distil learns the tokens of episodes, which resources.engine.text: true does without; set text to false"
+        )
     how = Settings(
         seed=params.seed,
         sampling=Sampling(**settings.sampling.model_dump()),
-        engine=EngineSettings.of(params.resources, params.model.max_length, params.model.thinking),
+        engine=engine,
         environment_processes=processes_beside(params.resources),
     )
     jobs = jobs_of(folder, policy_hash(folder), {domain: panel}, context.data / "curated", settings.attempts, CHUNK)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from stages.merging.registry import bind
 from stages.merging.streaming import merge_folders
 from stages.records.episode import Episode, TurnRecord, read_tasks
 from stages.records.task import Split
+from stages.runtime.resources import Resources
 from stages.runtime.stage import StageContext
 from stages.training import distillation
 from stages.training.distillation import distinct_successes
@@ -136,6 +138,14 @@ def test_specialists_with_an_instruction_are_refused(make: Make) -> None:
     write_instruction(context.data / "models/rl/other", "other", "Be brief. {question}")
     with pytest.raises(ValueError, match="the specialist of other plays in a team or by an instruction of its own"):
         merge.run(context)
+
+
+def test_episodes_without_tokens_are_refused(make: Make) -> None:
+    context = make("run")
+    engine = {"kind": "openai", "base_url": "http://127.0.0.1:9/v1", "text": True}
+    resources = Resources.model_validate({**context.params.resources.model_dump(), "engine": engine})
+    with pytest.raises(ValueError, match="merge.method distil learns the tokens of episodes, which resources.engine.text: true"):
+        merge.run(replace(context, params=context.params.model_copy(update={"resources": resources})))
 
 
 def test_folders_are_not_merged_by_a_method_that_trains(tmp_path: Path, tiny_policy: Path) -> None:

@@ -144,7 +144,7 @@ def test_episodes_without_tokens_are_refused(make: Make) -> None:
     context = make("run")
     engine = {"kind": "openai", "base_url": "http://127.0.0.1:9/v1", "text": True}
     resources = Resources.model_validate({**context.params.resources.model_dump(), "engine": engine})
-    with pytest.raises(ValueError, match="merge.method distil learns the tokens of episodes, which resources.engine.text: true"):
+    with pytest.raises(ValueError, match=r"merge.method distil learns the tokens of episodes, which resources.engine.text: true"):
         merge.run(replace(context, params=context.params.model_copy(update={"resources": resources})))
 
 

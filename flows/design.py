@@ -27,9 +27,10 @@ from flows.checkout import run_lock
 from flows.lifecycle import can_be_retried, gpu, logger
 from flows.overrides import OVERRIDE
 from flows.pipeline import gpu_stages
-from flows.process import BAD_PARAMETERS, ROOT, StageFailedError, python_environment, quoted, run_supervised, supervised
+from flows.process import BAD_PARAMETERS, ROOT, StageFailedError, python_environment, quoted, run_supervised
 from flows.tracked import run_environment
 from stages.runtime.command import command, whole_number
+from stages.runtime.process import supervised
 
 LARGEST_BUDGET = 100_000
 LOCK = Path(".bellwether") / "design" / "search.lock"

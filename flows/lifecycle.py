@@ -36,10 +36,11 @@ from flows.pipeline import (
     stage_graph,
     up_to,
 )
-from flows.process import BAD_PARAMETERS, ROOT, ChildProcesses, Echo, StageFailedError, capture, wait_supervised
+from flows.process import BAD_PARAMETERS, ROOT, ChildProcesses, Echo, StageFailedError, capture
 from flows.schedule import run_graph
 from flows.tracked import log_to_mlflow, run_environment
 from stages.runtime.command import command
+from stages.runtime.process import wait_supervised
 
 GPU = "gpu"
 """The concurrency limit that flows/bootstrap.py makes on a server; without a server the stages' own file lock applies."""

@@ -14,6 +14,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from stages.runtime.process import supervised
+
 ROOT = Path(__file__).resolve().parent.parent
 BAD_PARAMETERS = 2
 """Exit code of a stage that rejects its parameters or input: a retry cannot help."""
@@ -101,24 +103,6 @@ def python_environment(**variables: str) -> dict[str, str]:
 def capture(command: list[str], root: Path, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run a short command in `root` and return its output."""
     return subprocess.run(command, cwd=root, capture_output=True, check=False, **_TEXT, **options)
-
-
-def supervised(command: list[str], *options: str) -> list[str]:
-    """`command` under flows/supervise.py, for this process to start."""
-    return [sys.executable, "-m", "flows.supervise", "--parent", str(os.getpid()), *options, *command]
-
-
-def wait_supervised(command: list[str], timeout_s: float | None = None, **options: Any) -> int:
-    """Run `command` under flows/supervise.py; its exit code. Raises TimeoutExpired.
-
-    On an exception it is terminated. subprocess.run would kill its supervisor, which could then not end what it has started.
-    """
-    with subprocess.Popen(supervised(command), **options) as child:
-        try:
-            return child.wait(timeout_s)
-        except BaseException:
-            child.terminate()
-            raise
 
 
 def quoted(lines: list[str]) -> str:

@@ -26,10 +26,10 @@ import httpx
 
 from flows import auth
 from flows.pages import MLFLOW_URL, REPORT_URL
-from flows.process import ROOT, TAIL_LINES, python_environment, quoted, supervised
+from flows.process import ROOT, TAIL_LINES, python_environment, quoted
 from stages.runtime.command import command, port_number
 from stages.runtime.files import atomic_text
-from stages.runtime.live import process_identity
+from stages.runtime.process import process_identity, supervised
 
 FOLDER = ROOT / ".bellwether" / "serve"
 STATE = FOLDER / "serve.json"

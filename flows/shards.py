@@ -16,8 +16,8 @@ from typing import Any
 from prefect import flow, task
 from prefect.states import State
 
-from flows.process import wait_supervised
 from stages.runtime.command import command, whole_number
+from stages.runtime.process import wait_supervised
 
 RETRIES = 2
 BAD_PARAMETERS = 2

@@ -269,7 +269,7 @@ SHARED = {
     Path("stages") / f"{name}.py"
     for name in (
         "__init__",
-        *(f"runtime/{name}" for name in ("__init__", "command", "cores", "files", "git", "live", "yaml_files")),
+        *(f"runtime/{name}" for name in ("__init__", "command", "cores", "files", "git", "process", "yaml_files")),
     )
 }
 """Ending commands, writing files, reading YAML, telling processes apart, counting cores and calling git, which are independent of

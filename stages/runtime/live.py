@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.runtime.files import atomic_text
+from stages.runtime.process import process_identity
 
 FOLDER = Path(".bellwether") / "live"
 STATE, HISTORY, REQUEST, EPISODES = "state.json", "history.jsonl", "request.json", "episodes"
@@ -34,20 +35,6 @@ POLL_S = 0.2
 
 class StoppedError(Exception):
     """A stage was stopped after a step, as requested. Running it again goes on from there."""
-
-
-def process_identity(pid: int) -> str:
-    """Distinguishes a process from a later one with the same id; "" if it has ended. Does not change when the clock is set."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        fields = stat.rpartition(")")[2].split()
-        return "" if fields[0] == "Z" else fields[19]
-    except (OSError, IndexError):
-        import psutil  # there may be no /proc
-
-        with suppress(psutil.Error):
-            return repr(psutil.Process(pid).create_time())
-        return ""
 
 
 @dataclass(frozen=True)

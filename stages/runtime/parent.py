@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import select
 import signal
@@ -41,8 +42,7 @@ def _end_with(process: int) -> None:
     """Wait until `process` ends, then end this one."""
     try:
         select.select([os.pidfd_open(process)], [], [])
-    except ProcessLookupError:  # it has ended already
-        pass
-    except OSError:  # the kernel is older than 5.3
-        return
+    except OSError as error:
+        if error.errno != errno.ESRCH:  # the kernel is older than 5.3; else it has ended already
+            return
     os.kill(os.getpid(), signal.SIGTERM)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stages.runtime.command import OUTPUT_CLOSED, OutputClosed
+from stages.runtime.process import wait_supervised
 from stages.runtime.resources import ShardParams
 from stages.runtime.validation import ParamsError
 
@@ -60,18 +61,6 @@ def _processes(command: list[str], root: Path, count: int) -> int:
                 process.wait()
 
 
-def _supervised(command: list[str], root: Path) -> int:
-    """Run a command under flows/supervise.py; its exit code. subprocess.run would kill a supervisor, for example at Ctrl-C, which
-    could then not end what it has started."""
-    supervisor = [sys.executable, "-m", "flows.supervise", "--parent", str(os.getpid())]
-    with subprocess.Popen([*supervisor, *command], cwd=root) as child:
-        try:
-            return child.wait()
-        except BaseException:
-            child.terminate()
-            raise
-
-
 def run_shards(root: Path, stage: str, domain: str | None, params: ShardParams) -> None:
     """Run all shards of a stage. If one fails, raises ValueError for invalid parameters, else ChildProcessError;
     finished chunks are kept."""
@@ -82,7 +71,7 @@ def run_shards(root: Path, stage: str, domain: str | None, params: ShardParams) 
     else:
         address = ["--address", params.address] if params.address else []
         flow = [sys.executable, "-m", "flows.shards", stage, *of_domain, "--shards", str(params.count), "--runner", params.runner]
-        code = _supervised([*flow, *address], root)
+        code = wait_supervised([*flow, *address], cwd=root)
     if code == OUTPUT_CLOSED:
         raise OutputClosed(code)
     if code:

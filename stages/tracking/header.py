@@ -14,7 +14,7 @@ from typing import Any
 from stages.params import Params
 from stages.records.sections import params_hash
 from stages.runtime.git import GitError, git
-from stages.runtime.live import process_identity
+from stages.runtime.process import process_identity
 from stages.tracking.spool import server_key
 
 STATES = ("ran", "restored", "unchanged", "cached")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.runtime.files import locked
-from stages.runtime.live import process_identity
+from stages.runtime.process import process_identity
 from stages.tracking.sender import Sender
 from stages.tracking.server import Server, permanent
 from stages.tracking.spool import Spool, spools

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.process import wait_supervised
+from stages.runtime.process import wait_supervised
 
 ROOT = Path(__file__).resolve().parents[2]
 SUPERVISE = [sys.executable, "-m", "flows.supervise"]

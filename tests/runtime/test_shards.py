@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 from stages.params import ROOT
-from stages.runtime.shards import _processes, _supervised
+from stages.runtime.process import wait_supervised
+from stages.runtime.shards import _processes
 
 
 def test_shard_that_a_signal_ends_has_failed(tmp_path: Path) -> None:
@@ -32,7 +33,7 @@ def test_interrupted_stage_ends_its_cluster(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(subprocess.Popen, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        _supervised(["bash", "-c", f"echo $$ > {file}; exec sleep 90"], ROOT)
+        wait_supervised(["bash", "-c", f"echo $$ > {file}; exec sleep 90"], cwd=ROOT)
     runner, deadline = int(file.read_text()), time.monotonic() + 20
     while psutil.pid_exists(runner):
         assert time.monotonic() < deadline, "the runner outlived the stage"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import re
 import signal
@@ -15,15 +14,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-import yaml
 from served import WAIT_S
+from serving.conftest import MAX_LENGTH
 
-from stages.agent.best_of_n import BestOfEngine, by_logprob, by_scorer, choose, per_token
+from stages.agent.best_of_n import BestOfEngine, by_logprob, by_scorer, choose
 from stages.agent.chat import Chat
 from stages.agent.environment_pool import EnvironmentPool
 from stages.agent.player import open_player
-from stages.agent.policy import load_policy, policy_hash, save_policy
+from stages.agent.policy import load_policy
 from stages.agent.rollout import Labels, attempts, collect
 from stages.engine.engine import EngineSettings, Sampling, Turn
 from stages.engine.openai_engine import seed_of
@@ -33,47 +31,16 @@ from stages.records.actions import action_key
 from stages.records.episode import Episode
 from stages.records.task import Task
 from stages.runtime.resources import EngineParams, Resources
-from stages.runtime.validation import ParamsError
 from stages.seeding import key64
 from stages.serving import __main__ as serve
-from stages.serving.variants import find_served_model, variants
-from stages.values.q_model import PreferenceQ, load_q_model, save_none
-from stages.values.settings import QModel
-from stages.values.token_q import Scale, TokenQ, load_token_q
+from stages.values.q_model import load_q_model
 
 openai = pytest.importorskip("openai", reason="needs the extra `openai`: pip install 'bellwether[openai]'")
 pytestmark = pytest.mark.timeout(WAIT_S)
 ROOT = Path(__file__).resolve().parents[2]
-MAX_LENGTH = 160
+
 SAMPLING = Sampling(0.8, 0.9, 20, 8)
 MESSAGES = [{"role": "user", "content": "take the key"}]
-
-
-@pytest.fixture(scope="module")
-def project(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose merged and sft models are the tiny policy, with a Q-model for one of its two domains."""
-    root = tmp_path_factory.mktemp("project")
-    values = {
-        "domains": ["toy", "other"],
-        "resources": {"slots": 16, "threads": 1},
-        "model": {"path": str(tiny_policy), "max_length": MAX_LENGTH},
-        "evaluate": {"best_of": {"n": 3}, "sampling": {"temperature": 0.0, "max_tokens": 6}},
-        "per_domain": {"toy": {}, "other": {}},
-    }
-    (root / "params.yaml").write_text(yaml.safe_dump(values))
-    policy = load_policy(tiny_policy)
-    for name in ("merged", "sft"):
-        save_policy(policy.model, policy.tokenizer, root / "data/models" / name)
-    changed = copy.deepcopy(policy.model)
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for parameter in changed.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.05)
-    PreferenceQ(changed, policy.model, QModel(kind="step_dpo")).save(
-        root / "data/models/q/toy", policy_hash(root / "data/models/sft")
-    )
-    save_none(root / "data/models/q/other")
-    return root
 
 
 @pytest.fixture(scope="module")
@@ -238,45 +205,6 @@ def test_unanswerable_requests_give_errors_that_say_why(
     with pytest.raises(getattr(openai, error), match=words) as refused:
         server.client.chat.completions.create(**{"model": "merged", "messages": MESSAGES, **fields})
     assert refused.value.code == code
-
-
-def test_variants_use_the_settings_of_evaluate(project: Path, tmp_path: Path) -> None:
-    """Contract: evaluate.best_of.per_token normalises log-probabilities and values, not a Q-model's scores; a specialist's
-    `+value` is its own; votes have no ranking."""
-    from stages.params import load_params
-
-    params = load_params(project / "params.yaml")
-    turns = [Turn(0, (5, 6), (-1.0, -2.0), "stop"), Turn(0, (7,), (-2.0,), "stop")]
-    backbone, heads = load_policy(project / "data/models/sft").model, [torch.nn.Linear(32, 1) for _ in range(2)]
-    for domain in ("toy", "other"):
-        policy, folder = load_policy(project / "data/models/sft"), tmp_path / "data/models/rl" / domain
-        save_policy(policy.model, policy.tokenizer, folder)
-        TokenQ(policy.model, backbone.model, *heads, Scale(1.0, 1.0, 1.0)).save(folder)
-    for scaled in (False, True):
-        best_of = params.evaluate.best_of.model_copy(update={"per_token": scaled})
-        changed = params.model_copy(update={"evaluate": params.evaluate.model_copy(update={"best_of": best_of})})
-        ways = variants(tmp_path, changed, "rl@toy")
-        assert list(ways) == ["", "+logprob", "+vote", "+value", "+value@toy", "+value@other"]
-        assert "+value" not in variants(tmp_path, changed, "merged")
-        assert ways["+value"] is ways["+value@toy"]
-        assert ways["+vote"].rank() is None
-        own = by_scorer(load_token_q(tmp_path / "data/models/rl/toy"))
-        for how, rank in (("+logprob", by_logprob), ("+value", own)):
-            expected = (per_token(rank) if scaled else rank)([3, 4], turns)
-            assert ways[how].n == 3
-            assert ways[how].rank()([3, 4], turns) == expected
-            assert expected != (rank if scaled else per_token(rank))([3, 4], turns)
-
-
-def test_a_reward_model_ranks_no_actions(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Contract: what evaluate selects among finished episodes, a server refuses, and says why."""
-    from stages.params import load_params
-
-    params = load_params(project / "params.yaml")
-    monkeypatch.setattr("stages.values.reward_model.has_reward_model", lambda folder: True)
-    assert [name for name in variants(tmp_path, params, "merged") if "reward" in name] == []
-    with pytest.raises(ParamsError, match=r"unknown model 'merged\+reward'.*A reward model ranks whole episodes"):
-        find_served_model("merged+reward", project, params)
 
 
 class Rooms:

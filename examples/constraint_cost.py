@@ -1,4 +1,4 @@
-"""What a mask costs: microseconds for each sampled token, with and without one, on the shipped base model."""
+"""The cost of a constraint's mask: microseconds per sampled token, with and without one, on the shipped base model."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             seconds, tokens = play(policy, chat, constraint, Path(folder))
         each, of_mask = 1e6 * seconds / tokens, 1e6 * clock.seconds / tokens
-        print(f"{name:<20} {each:6.0f} us a token ({of_mask:.0f} us the mask), {tokens} tokens", flush=True)
+        print(f"{name:<20} {each:6.0f} us per token ({of_mask:.0f} us of it in the mask), {tokens} tokens", flush=True)
 
 
 if __name__ == "__main__":

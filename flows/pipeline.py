@@ -68,11 +68,6 @@ class StageResult:
         """The name of the Prefect task's state: that of the items with most work."""
         return "Ran" if self.ran else "Restored" if self.restored else "UpToDate"
 
-    @classmethod
-    def joined(cls, parts: Iterable[StageResult]) -> StageResult:
-        parts = list(parts)
-        return cls(*(tuple(name for part in parts for name in getattr(part, key)) for key in _STATES))
-
 
 def _paths(entry: Mapping[str, Any], kinds: tuple[str, ...]) -> list[str]:
     found: list[str] = []

@@ -8,6 +8,7 @@ judgments.parquet}, data/models/q/<domain> and reports/annotate/<domain>.json.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,8 @@ from stages.tracking import open_tracker
 
 if TYPE_CHECKING:
     from stages.agent.policy import Policy
+    from stages.environments.protocol import Domain
+    from stages.records.task import Task
 
 
 def log(context: StageContext, report: Mapping[str, Any]) -> None:
@@ -37,6 +40,10 @@ def log(context: StageContext, report: Mapping[str, Any]) -> None:
     context.metric("pair_task_share", report["pairs"]["task_share"])
     for name in ("brier", "mse", "baseline_mse", "explained_variance", "correlation", "ece"):
         context.metric(f"value_model/{name}", report["value_model"]["calibration"][name])
+    log_models(context, report)
+
+
+def log_models(context: StageContext, report: Mapping[str, Any]) -> None:
     for name in ("q_model", "progress", "judge_model", "model_rollouts"):
         for key, value in report.get(name, {}).get("held_out", {}).items():
             context.metric(f"{name}/{key}", float(value))
@@ -70,6 +77,35 @@ def fit_models(
     return report
 
 
+def without_trees(context: StageContext, domain: Domain, tasks: Sequence[Task], params: Annotate) -> None:
+    """annotate.tasks 0: write empty tables, and fit only what learns from rollouts alone."""
+    from stages.agent.policy import load_policy
+    from stages.annotation.fit_models import fit_progress
+    from stages.annotation.judge_model import fit_judge_model
+    from stages.annotation.tree import no_costs
+    from stages.values.fitting import TaskSplit
+    from stages.values.q_model import save_none
+
+    out, costs = context.data / "annotated" / str(context.domain), {"iterations": 0, **no_costs(params)}
+    report: dict[str, Any] = {"trees": 0, **costs}
+    for name, schema in (("nodes", node_schema(params)), ("labels", LABEL_SCHEMA), ("pairs", PAIR_SCHEMA)):
+        write_table(out / f"{name}.parquet", schema, [])
+    write_json(out / "costs.json", costs)
+    shutil.rmtree(out / "value_model", ignore_errors=True)  # of an earlier run of this command
+    save_none(context.data / "models" / "q" / str(context.domain))
+    if params.progress.kind != "none" or params.judge_model.kind != "none":
+        resources = context.params.resources
+        policy = load_policy(context.data / "models" / "sft", device=resources.device, precision=resources.precision)
+        if params.progress.kind != "none":
+            split = TaskSplit(frozenset(), frozenset(), params.value_model.valid_share, context.params.seed)
+            progress, report["progress"] = fit_progress(context, policy, params, split)
+            progress.save(out / "progress_model")
+        if params.judge_model.kind != "none":
+            report["judge_model"] = fit_judge_model(context, policy, domain, tasks, [], [], params.judge_model, out)
+    write_json(context.reports / "annotate" / f"{context.domain}.json", report)
+    log_models(context, report)
+
+
 def run(context: StageContext) -> None:
     from stages.agent.constrained_engine import constrained
     from stages.agent.player import open_player
@@ -83,15 +119,20 @@ def run(context: StageContext) -> None:
     params: Annotate = context.section("annotate")
     out = context.data / "annotated" / context.domain
 
-    # Choose tasks: those that the policy sometimes solves come first.
     tasks = read_tasks(context.data / "curated" / context.domain / "tasks.parquet", "train")
+    domain = open_domain(context.domain, context.params.per_domain[context.domain].environment)
+    if not params.tasks:
+        if not context.shard:
+            without_trees(context, domain, tasks, params)
+        return
+
+    # Choose tasks: those that the policy sometimes solves come first.
     difficulty = read_json(context.data / "rollouts" / context.domain / "difficulty.json")
     chosen = choose_tasks(tasks, difficulty, params.tasks, context.params.seed)
 
     # Search, and write the nodes and what they cost.
     resources = context.params.resources
     start = context.data / "models" / "sft"
-    domain = open_domain(context.domain, context.params.per_domain[context.domain].environment)
     settings = EngineSettings.of(resources, context.params.model.max_length, context.params.model.thinking)
     player = open_player(start, settings)
     dynamics = learn_dynamics(context, domain, tasks, params, Checkpoints(context))

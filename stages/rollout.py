@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
@@ -82,6 +83,14 @@ def play(context: StageContext, tasks: Sequence[Task]) -> list[Episode]:
     return episodes
 
 
+def play_nothing(context: StageContext, out: Path) -> None:
+    """rollout.tasks 0: write that no task was tried."""
+    write_episodes(out / "episodes.parquet", [])
+    write_json(out / "difficulty.json", {})
+    write_json(context.reports / "rollout" / f"{context.domain}.json", {"tasks": 0, "episodes": 0})
+    context.artifact(context.reports / "rollout" / f"{context.domain}.json")
+
+
 def run(context: StageContext) -> None:
     assert context.domain is not None
     section = context.section("rollout")
@@ -93,6 +102,11 @@ def run(context: StageContext) -> None:
         raise ValueError(
             f"data/curated/{context.domain}/tasks.parquet has no training tasks; see reports/curate/{context.domain}.json"
         )
+    out = context.data / "rollouts" / context.domain
+    if not section.tasks:
+        if not context.shard:
+            play_nothing(context, out)
+        return
     episodes = play(context, choose_tasks(tasks, section.tasks, context.params.seed))
     if context.shard:
         return
@@ -100,7 +114,6 @@ def run(context: StageContext) -> None:
     # Summarise and write.
     success_rates = {task_id: float(np.mean(outcomes)) for task_id, outcomes in successes(episodes).items()}
     report = summary(episodes, section.attempts)
-    out = context.data / "rollouts" / context.domain
     write_episodes(out / "episodes.parquet", conversations(episodes))
     write_json(out / "difficulty.json", success_rates)
     write_json(context.reports / "rollout" / f"{context.domain}.json", report)

@@ -48,7 +48,7 @@ class CourierEnvironment(ValueEnvironment[CourierState]):
         return state, self._view(state)
 
     def _closed(self, state: CourierState) -> str:
-        """The road that is closed here. Where only one way leads on, the other is."""
+        """The road that is closed here. If only one direction leads on, it is the other one."""
         if not state.east or not state.north:
             return "north" if state.east else "east"
         return str(stream("courier", self._roads, state.east, state.north).choice(["east", "north"]))

@@ -76,8 +76,6 @@ class ConstrainedEngine(WrappedEngine[_Session]):
         self.max_length = max_length
         self.max_turns = math.inf if max_turns is None else float(max_turns)
         self.counts = {"masked_tokens": 0, "forced_tokens": 0, "redrawn_turns": 0, "redrawn_tokens": 0}
-        self.removed_nats = 0.0
-        """Total cost of the masks: the sum of -log of the probability that they left."""
         vocabulary = TurnVocabulary(chat)
         self._texts = SpecTexts(self.rules, vocabulary) if isinstance(self.rules, Transcripts) else None
         self._matcher = None if isinstance(self.rules, Transcripts) else token_matcher(self.rules, vocabulary)
@@ -194,7 +192,6 @@ class ConstrainedEngine(WrappedEngine[_Session]):
         if turn.left:
             self.counts["masked_tokens"] += len(turn.token_ids)
             self.counts["forced_tokens"] += sum(owner == Owner.FORCED for owner in turn.owners)
-            self.removed_nats -= sum(turn.left)
         whole = _joined([*request.parts, turn])
         if request.base is not None and whole.token_ids:
             reading = self.rules.read(state.position, self.chat.turn_text(whole.token_ids))

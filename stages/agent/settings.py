@@ -51,8 +51,8 @@ class Rollout(Section):
 
     attempts: Annotated[int, Field(ge=1, le=256)] = 4
     """Per task."""
-    tasks: Count = 96
-    """Training tasks; all, if there are fewer."""
+    tasks: Annotated[int, Field(ge=0)] = 96
+    """Training tasks; all, if there are fewer. 0: no attempts, so that rl starts without knowing how difficult tasks are."""
     chunk: Count = 192
     """Episodes between checkpoints."""
     sampling: SamplingParams = SamplingParams()

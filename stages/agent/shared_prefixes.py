@@ -30,7 +30,8 @@ from transformers.modeling_utils import AttentionInterface
 from stages.agent.logprobs import States, predicting_states
 from stages.agent.recompute import recomputes
 from stages.engine.architectures import LAYER_TYPES, windows
-from stages.engine.decoder import FAMILIES, hooked, rms_norm
+from stages.engine.decoder import FAMILIES, LEAN, hooked, rms_norm
+from stages.engine.self_check import FAILURES, evaluating, relative_error, tolerance
 
 ATTENTION = "shared_prefixes"
 SPREAD = 1.5
@@ -38,6 +39,10 @@ SPREAD = 1.5
 WINDOWED = ("mistral", "qwen2", "qwen3", "smollm3", "gemma3_text")
 """Model types whose windows are known here. Others with windows also give their attention sinks (gpt-oss) or soft caps (Gemma 2),
 or ignore the key (Llama)."""
+UNKNOWN = ("softcap", "s_aux", "position_bias")
+"""What some models pass to their attention that changes it, and that is not known here."""
+CONFIRMED = 24
+"""Tokens of the rows that confirm that a model shares."""
 PRODUCTS = 1 << 25
 """Most attention weights of a part that `by_products` computes on a CPU. It keeps them for the backward pass, 6 bytes each."""
 READ = 4
@@ -225,9 +230,13 @@ def _attention(
     *,
     shared_layout: Layout,
     sliding_window: int | None = None,
-    **_: Any,
+    **others: Any,
 ) -> tuple[Tensor, None]:
-    """query [1, heads, U, head_dim], key and value [1, kv_heads, U, head_dim] -> [1, U, heads, head_dim]."""
+    """query [1, heads, U, head_dim], key and value [1, kv_heads, U, head_dim] -> [1, U, heads, head_dim]. Raises ValueError for
+    attention that depends on more."""
+    unknown = [name for name in UNKNOWN if others.get(name) is not None]
+    if attention_mask is not None or unknown:
+        raise ValueError(f"{type(module).__name__} attends with {', '.join(unknown) or 'a mask of its own'}")
     queries, keys, values = (states[0].transpose(0, 1) for states in (query, key, value))
     return attend(queries, keys, values, shared_layout.within(sliding_window), scaling)[None], None
 
@@ -302,9 +311,32 @@ def can_share(model: Any) -> bool:
     return full or (kinds <= LAYER_TYPES and getattr(config, "model_type", None) in WINDOWED)
 
 
+def shares(model: Any) -> bool:
+    """Whether `sharing_states` computes the model's states: it `can_share`, and two short rows with a common prefix confirm it
+    where the family is not one of the decoder's, which tests compare. Others may attend in a way that can't be told from the
+    configuration (Doge by a mask of its own)."""
+    if not can_share(model):
+        return False
+    if model.config.model_type in LEAN:
+        return True
+    size = model.get_input_embeddings().weight.shape[0]
+    places = torch.arange(CONFIRMED, device=model.device)
+    apart = torch.tensor([[0], [1]], device=model.device) * (places >= CONFIRMED // 2)
+    ids = (7919 * places + places * places + 104_729 * apart) % size
+    mask = places.expand_as(ids) >= CONFIRMED // 4
+    try:
+        with torch.no_grad(), evaluating(model):
+            error = relative_error(sharing_states(model, ids, mask), predicting_states(model, ids, mask))
+    except FAILURES as problem:
+        if isinstance(problem, torch.OutOfMemoryError):
+            raise
+        return False
+    return error <= tolerance(model)
+
+
 def sharing_states(model: Any, token_ids: Tensor, mask: Tensor) -> Tensor:
     """Last hidden states [n, D] at the positions that predict the tokens where `mask` [B, T], in `mask.nonzero()`'s order; as
-    `stages.agent.logprobs.predicting_states`, for a model that `can_share`."""
+    `stages.agent.logprobs.predicting_states`, for a model that `shares`."""
     layout = make_layout(token_ids, mask)
     rows, columns = mask.nonzero(as_tuple=True)
     predicting = layout.nodes[rows, columns - 1]
@@ -314,8 +346,8 @@ def sharing_states(model: Any, token_ids: Tensor, mask: Tensor) -> Tensor:
 
 
 def fastest_states(model: Any) -> States:
-    """How to compute hidden states of rows with common prefixes: `sharing_states` if the model can share."""
-    return sharing_states if can_share(model) else predicting_states
+    """How to compute hidden states of rows with common prefixes: `sharing_states` if the model `shares`."""
+    return sharing_states if shares(model) else predicting_states
 
 
 def _through_model(model: Any, layout: Layout) -> Tensor:

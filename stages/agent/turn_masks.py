@@ -148,15 +148,12 @@ class SpecMask:
         """1 for a state that sends a command beyond the turn's first, which the turn itself counts for; else 0."""
         return int(self.sent > 0 and bool(self.texts.states[name].send))
 
-    def _affordable(self, names: Sequence[str], *, opening: bool = False, tokens: bool = True) -> list[str]:
+    def _affordable(self, names: Sequence[str], *, opening: bool = False) -> list[str]:
         """The states after which the end can be reached in time; if there is none, those that come closest to it."""
         if not self.shortest or not names:
             return list(names)
         needs = {name: self._need(name, opening) for name in names}
-        lacking = {
-            name: (max(turns - self.turns, 0.0), max(more - self.left, 0.0) if tokens else 0.0)
-            for name, (turns, more) in needs.items()
-        }
+        lacking = {name: (max(turns - self.turns, 0.0), max(tokens - self.left, 0.0)) for name, (turns, tokens) in needs.items()}
         least = min(lacking.values())
         return [name for name in names if lacking[name] == least]
 

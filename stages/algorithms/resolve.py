@@ -13,6 +13,7 @@ from stages.algorithms.parts.guidance import plays_guided
 from stages.algorithms.parts.part import parts_of, refuse_idle_keys, refuse_idle_parts
 from stages.algorithms.registry import composition, learns_token_values
 from stages.algorithms.settings import Rl
+from stages.algorithms.stage_uses import without_rollouts, without_trees
 from stages.algorithms.task_source import source_class
 from stages.records.sections import deep_merge
 from stages.runtime.validation import ParamsError, explain
@@ -123,6 +124,8 @@ def contradictions(method: Composition, rl: Rl, section: Callable[[str], Any]) -
     rank = section("model").lora.rank
     if learns_token_values(method) and rank:
         yield f"rl.algorithm {method.card.slug} trains all weights of a value network, and model.lora.rank is {rank}: set it to 0"
+    yield from without_trees(method, rl, section("annotate"))
+    yield from without_rollouts(method, rl, section("rollout"), section("annotate"))
     for part in parts_of(rl).values():
         yield from part.contradictions(rl, method, section)
     if (first := warm_start_of(rl)) is not None:

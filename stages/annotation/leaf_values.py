@@ -20,7 +20,7 @@ from torch import nn
 from stages.annotation.derived import value_head
 from stages.annotation.tree import returns_to_go
 from stages.engine.attention import use_attention
-from stages.values.step_value import FitReport, StepValueModel, ValuePath, fit
+from stages.values.step_value import StepValueModel, ValuePath, fit
 
 if TYPE_CHECKING:
     from stages.annotation.settings import Annotate
@@ -86,7 +86,7 @@ def fitted_weights(model: StepValueModel, params: Annotate) -> dict[str, Any]:
     return {name: value.detach().cpu() for name, value in _fitted_part(model, params).state_dict().items()}
 
 
-def fit_leaf_model(model: StepValueModel, paths: Sequence[ValuePath], params: Annotate, seed: int, micro: int) -> FitReport:
+def fit_leaf_model(model: StepValueModel, paths: Sequence[ValuePath], params: Annotate, seed: int, micro: int) -> None:
     """Fit in place with the settings of `annotate.value_model`; the policy's own backbone is frozen in any case.
 
     Raises ValueError without paths, or for returns outside the head's support.
@@ -102,4 +102,4 @@ def fit_leaf_model(model: StepValueModel, paths: Sequence[ValuePath], params: An
         )
     if params.evaluation.backbone == "policy":
         settings = settings.model_copy(update={"trains": "head"})
-    return fit(model, paths, settings, seed, micro)
+    fit(model, paths, settings, seed, micro)

@@ -203,8 +203,8 @@ class Pairs(Section):
 class Annotate(Section):
     """Search trees over training tasks, and what is made of them."""
 
-    tasks: Count = 48
-    """Training tasks that get a search tree."""
+    tasks: Annotated[int, Field(ge=0)] = 48
+    """Training tasks that get a search tree; 0: no trees, and no model that is fitted to them."""
     iterations: Count = 16
     """Per tree; under selection.rule flat and omega: solutions."""
     expand_k: Annotated[int, Field(ge=1, le=64)] = 4
@@ -272,6 +272,17 @@ class Annotate(Section):
                 f"pairs.min_margin ({self.pairs.min_margin}) is larger than any difference of labels.q '{self.labels.q}', "
                 f"which is in [{lowest:g}, {highest:g}]"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _trees(self) -> Annotate:
+        learnt = {
+            "q_model.kind": (self.q_model.kind != "none", "none"),
+            "judge_model.labels": (self.judge_model.kind != "none" and self.judge_model.labels == "trees", "program or another"),
+        }
+        for key, (reads, instead) in learnt.items():
+            if reads and not self.tasks:
+                raise ValueError(f"{key} needs trees, and tasks is 0: set tasks above 0, or {key} to {instead}")
         return self
 
     @model_validator(mode="after")

@@ -43,8 +43,8 @@ class _Pool:
         self.visits: dict[int, int] = {}
         self._entered: set[tuple[int, ...]] = set()
 
-    def enter(self, state: int, results: list[list[Edge]]) -> float:
-        """Insert a state's rollouts into tree and pool; returns its MC."""
+    def enter(self, state: int, results: list[list[Edge]]) -> None:
+        """Insert a state's rollouts into tree and pool."""
         tree = self.tree
         rollouts = []
         for edges in results:
@@ -58,7 +58,6 @@ class _Pool:
                 if not success and rollout.path not in self._entered:
                     self._entered.add(rollout.path)
                     self.candidates.append(rollout)
-        return self.mc[state]
 
     def pop_best(self) -> FailedRollout:
         """Remove and return the candidate of highest score, the first of ties."""

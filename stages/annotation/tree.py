@@ -122,16 +122,10 @@ class Tree:
         self.iterations = 0
         self.first_success: int | None = None
         """The iteration of the first success, or None."""
-        self.counters = {"environment_steps": 0, "replayed_steps": 0, "reused_steps": 0, "policy_tokens": 0, "known_ends": 0}
+        self.counters = no_costs(params)
         """environment_steps include replayed_steps, made again to return to a state; reused_steps: outcomes read from the tree
         instead; policy_tokens: sampled; known_ends: iterations that led to a known end. Eager expansion also counts the draws
         that it drops, and a value model its evaluations."""
-        if params.expansion.kind == "eager":
-            self.counters |= {"refused_draws": 0, "duplicate_draws": 0}
-        if derived.uses_value_model(params.evaluation):
-            self.counters["values_read"] = 0
-        if params.evaluation.model_rollouts is not None:
-            self.counters["model_steps"] = 0
         self._by_action: dict[tuple[int, tuple[int, ...]], int] = {}
 
     def child(self, index: int, token_ids: Sequence[int]) -> int | None:
@@ -330,6 +324,18 @@ class Tree:
         row |= {"forgets": node.edge.forgets} if node.edge.forgets else {}
         more = {"W2": node.W2, "model_value": node.model_value, "drawn": node.drawn, "accepted": node.edge.accepted}
         return row if derived.rollouts_only(self.params) else row | more
+
+
+def no_costs(params: Annotate) -> dict[str, int]:
+    """The counters of a tree that was not grown yet."""
+    names = ["environment_steps", "replayed_steps", "reused_steps", "policy_tokens", "known_ends"]
+    if params.expansion.kind == "eager":
+        names += ["refused_draws", "duplicate_draws"]
+    if derived.uses_value_model(params.evaluation):
+        names.append("values_read")
+    if params.evaluation.model_rollouts is not None:
+        names.append("model_steps")
+    return dict.fromkeys(names, 0)
 
 
 def dedupe_key(edge: Edge, dedupe: str) -> object:

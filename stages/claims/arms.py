@@ -8,8 +8,8 @@ from typing import Any
 
 from stages.algorithms.registry import composition
 from stages.algorithms.settings import Rl
-from stages.claims.experiment import Experiment, digest, nested
-from stages.records.sections import deep_merge
+from stages.claims.experiment import Experiment, nested
+from stages.records.sections import deep_merge, params_hash
 
 BEFORE_RL = ("seed", "domains", "model", "curate", "sft", "rollout", "annotate")
 """Sections that shape the start of rl, beside the environment's settings."""
@@ -93,7 +93,7 @@ def run_values(
 
 def start_key(values: Mapping[str, Any]) -> str:
     """16 hex digits of what the success of the initial policy follows from."""
-    return digest([start_values(values), {**values["evaluate"], "models": ["sft"]}])
+    return params_hash([start_values(values), {**values["evaluate"], "models": ["sft"]}])
 
 
 def start_values(values: Mapping[str, Any]) -> dict[str, Any]:

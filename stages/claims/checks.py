@@ -33,7 +33,8 @@ def check_experiment(experiment: Experiment, params: Mapping[str, Any], source: 
             _check_control(experiment.environment, arm_values(experiment, arm, params), f"{source}: arm '{arm}'")
         return checked
     for arm in experiment.arms:
-        values = run_values(experiment, arm, 0, params, experiment.tune.values[0] if experiment.tune else None)
+        tuned = experiment.tune.values[0] if experiment.tune and experiment.tunes(arm) else None
+        values = run_values(experiment, arm, 0, params, tuned)
         parse = parse_search if experiment.lane == "designs" else parse_params
         checked[arm] = parse(values, f"{source}: arm '{arm}'")
         starts[arm] = start_values(values)

@@ -13,13 +13,13 @@ from stages.claims.tuning import chosen_values
 
 
 def sampled_runs(session: Session) -> list[Run]:
-    """The stored run of the lowest seed of each arm whose runs are of other code than the checkout's."""
+    """Of each arm, the stored run of the lowest seed whose code is not the checkout's."""
     experiment, stored, found = session.experiment, session.results.outcomes, []
     tuned = chosen_values(experiment, session.results)
+    older = [name.rpartition("/") for name, one in stored.items() if one["code"] != session.runner.code]
     for arm in experiment.arms:
-        of_arm = {int(name.rpartition("/")[2]): one for name, one in stored.items() if name.rpartition("/")[0] == arm}
-        if any(one["code"] != session.runner.code for one in of_arm.values()):
-            found += planned_runs(experiment, session.params, tuned, [min(of_arm)], [arm])
+        if seeds := [int(seed) for of, _, seed in older if of == arm]:
+            found += planned_runs(experiment, session.params, tuned, [min(seeds)], [arm])
     return found
 
 

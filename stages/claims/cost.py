@@ -10,6 +10,7 @@ from statistics import fmean, median, stdev
 from typing import Any
 
 from stages.claims.experiment import Claim, Experiment
+from stages.claims.gates import judge_gate
 from stages.claims.judging import counted_runs, is_open, looks_of
 from stages.claims.results import Results, cost_in_seconds
 from stages.claims.sequential import forecast
@@ -102,7 +103,10 @@ def _seconds(experiment: Experiment, results: Results, others: Iterable[Results]
 
 
 def cost_of(experiment: Experiment, params: Mapping[str, Any], results: Results, others: Sequence[Results]) -> Cost:
-    """`results`: without outdated runs. `others`: results of other experiments, or of this one's outdated runs."""
+    """`results`: without outdated runs. `others`: results of other experiments, or of this one's outdated runs. Nothing more
+    after a gate that failed."""
+    if (gate := judge_gate(experiment, results)) and not gate["passed"]:
+        return Cost(0, 0, 0, 0, 0.0, 0)
     trials = len({run.key for run in results.missing(trial_runs(experiment, params))})
     expected = {arm: set(range(experiment.looks[0])) for arm in experiment.unclaimed_arms}
     most = {arm: set(seeds) for arm, seeds in expected.items()}

@@ -17,6 +17,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from stages.claims.sequential import Kind, alphas
 from stages.control.problems import PROBLEMS
 from stages.evaluation.statistics import StatisticsError
+from stages.merging.registry import get_merger
 from stages.records.sections import params_hash
 from stages.runtime.validation import Count, ParamsError, Section, explain
 from stages.runtime.yaml_files import read_yaml
@@ -71,7 +72,7 @@ class Claim(Section):
     margin: Annotated[float, Field(gt=0)]
     """Differences within +-margin are equivalent, in the metric's unit; 0.05 if absent, for metrics that are shares."""
     exploratory: bool = False
-    """The claim was added after a look at results: it is reproduced only by fresh seeds (`fresh_from`)."""
+    """The claim was added or changed after a look at results: only fresh seeds (`fresh_from`) can reproduce it."""
     fresh_from: Seed = 0
     """The first seed that nobody had looked at when the claim was written; earlier ones do not count."""
     checked: str | None = None
@@ -100,11 +101,12 @@ class Budget(Section):
 
 
 class Tune(Section):
-    """Every arm that trains is tried at the same values, with seeds that no claim uses; the value with the highest mean success
-    on validation tasks becomes the arm's (ties: the smallest)."""
+    """Every arm that trains, or in lane merge whose method reads the key and that does not set it, is tried at the same values,
+    with seeds that no claim uses; the value with the highest mean success on validation tasks becomes the arm's (ties: the
+    smallest)."""
 
-    key: Annotated[str, Field(pattern=r"^rl(\.\w+)+$")]
-    """A key of section rl, such as rl.learning_rate."""
+    key: Annotated[str, Field(pattern=r"^(rl|merge)(\.\w+)+$")]
+    """A key of section rl, such as rl.learning_rate; in lane merge one of section merge, such as merge.lam."""
     values: Annotated[list[int | float], Field(min_length=2)]
     seeds: Count = 1
     """Tuning seeds: 1000, 1001 ..."""
@@ -254,7 +256,7 @@ class Experiment(Section):
             given = [key for key in (name, reason) if getattr(self, key) is not None]
             if self.lane == "rl" and len(given) != 1:
                 raise ValueError(f"lane rl needs {name}, or {reason} with the reason; it has {' and '.join(given) or 'neither'}")
-            if self.lane != "rl" and given:
+            if self.lane != "rl" and given and (self.lane, given) != ("merge", ["tune"]):
                 raise ValueError(f"{given[0]} is for lane rl; remove it")
         if self.gate is not None:
             named = {self.gate.baseline, *(one.arm for one in self.gate.require)}
@@ -262,6 +264,21 @@ class Experiment(Section):
                 raise ValueError(f"gate names {unknown}; the arms are {', '.join(self.arms)}")
             if self.gate.runs > self.looks[0]:
                 raise ValueError(f"gate.runs is {self.gate.runs}, but the first look is at {self.looks[0]} seeds")
+        return self
+
+    @model_validator(mode="after")
+    def _tunes_its_lane(self) -> Experiment:
+        if self.tune is None:
+            return self
+        section = "merge" if self.lane == "merge" else "rl"
+        if not self.tune.key.startswith(f"{section}."):
+            raise ValueError(f"tune.key is {self.tune.key}: lane {self.lane} tunes a key of section {section}")
+        if self.lane == "merge":
+            for arm in self.arms:
+                if not self.seedless(arm) and self._merge_method(arm) is None:
+                    raise ValueError(f"arm {arm}: name its merge.method, which decides whether it reads {self.tune.key}")
+            if not any(map(self.tunes, self.arms)):
+                raise ValueError(f"tune.key: the method of no arm reads {self.tune.key}")
         return self
 
     @property
@@ -296,6 +313,20 @@ class Experiment(Section):
         """Whether the arm's runs train a specialist."""
         return self.lane == "rl" and any(model.startswith("rl@") for model in self.models(arm))
 
+    def tunes(self, arm: str) -> bool:
+        """Whether the arm is tried at the values of `tune`, and has its own."""
+        if self.tune is None:
+            return False
+        if self.lane != "merge":
+            return self.trains(arm)
+        method = None if self.seedless(arm) else self._merge_method(arm)
+        reads = method is not None and self.tune.key.split(".")[1] in get_merger(method).Settings.model_fields
+        return reads and not _sets(self.arms[arm], self.tune.key)
+
+    def _merge_method(self, arm: str) -> str | None:
+        """`merge.method` of the arm or of `shared`."""
+        return next((one["merge"]["method"] for one in (self.arms[arm], self.shared) if "method" in one.get("merge", {})), None)
+
     @property
     def unclaimed_arms(self) -> list[str]:
         """Arms that no claim names, which are measured beside the others at the first look."""
@@ -314,7 +345,13 @@ class Experiment(Section):
         text = {"says", "checked", "world"}
         values = self.model_dump(mode="json", exclude={*_TEXT, "claims"}, exclude_defaults=True)
         claims = [claim.model_dump(mode="json", exclude=text, exclude_defaults=True) for claim in self.claims]
-        return digest({**values, "claims": claims})
+        return params_hash({**values, "claims": claims})
+
+
+def _sets(overrides: Mapping[str, Any], key: str) -> bool:
+    """Whether the overrides have a value of the dotted key."""
+    first, _, rest = key.partition(".")
+    return first in overrides and (not rest or _sets(overrides[first], rest))
 
 
 def nested(key: str, value: Any) -> dict[str, Any]:
@@ -322,10 +359,6 @@ def nested(key: str, value: Any) -> dict[str, Any]:
     for part in reversed(key.split(".")):
         value = {part: value}
     return value
-
-
-def digest(values: Any) -> str:
-    return params_hash(values)
 
 
 def load_experiment(path: Path) -> Experiment:

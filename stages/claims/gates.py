@@ -11,6 +11,7 @@ import scipy  # loads scipy.stats when it is first used
 from stages.claims.experiment import Experiment, Gate
 from stages.claims.plan import LEARNT
 from stages.claims.results import Results
+from stages.claims.tuning import are_tuned
 
 CONFIDENCE = 0.95
 DIGITS = 6
@@ -50,8 +51,8 @@ def _failure(gate: Gate, results: Results, start: float, end: list[float], learn
 
 def judge_gate(experiment: Experiment, results: Results) -> dict[str, Any] | None:
     """The gate as the file has it: `passed`, success of the start, at the end, and in the first and last fifth of the curve (of
-    an arm that plays no episodes: of the start and at the end), by seed, and `why` it failed (null: it did not). None without a
-    gate, or while runs that it needs are missing, unless the start fails already."""
+    an arm whose runs lack one: of the start and at the end), by seed, and `why` it failed (null: it did not). None without a
+    gate, or while its arms are not tuned or runs that it needs are missing, unless the start fails already."""
     gate = experiment.gate
     start = results.starts.get(gate.baseline) if gate else None
     if gate is None or start is None:
@@ -59,11 +60,13 @@ def judge_gate(experiment: Experiment, results: Results) -> dict[str, Any] | Non
     runs = [f"{gate.baseline}/{seed}" for seed in range(gate.runs)]
     needed = [(run, "panel.success") for run in runs]
     needed += [(f"{one.arm}/{seed}", one.metric) for one in gate.require for seed in range(gate.runs)]
-    if any(results.value(*one) is None for one in needed):
+    if not are_tuned(experiment, results, {gate.baseline, *(one.arm for one in gate.require)}) or any(
+        results.value(*one) is None for one in needed
+    ):
         why = start_failure(gate, start)
         return {"passed": False, "start": start, "end": [], "first": [], "last": [], "why": why} if why else None
     end, first, last = ([results.value(run, metric) for run in runs] for metric in ("panel.success", *LEARNT))
-    if None in first:
+    if None in first:  # the arm plays no episodes while it trains, or did before curves were kept
         first, last = [start] * gate.runs, end
     why = _failure(gate, results, start, end, (first, last))
     figures = {name: [round(one, DIGITS) for one in of] for name, of in (("end", end), ("first", first), ("last", last))}

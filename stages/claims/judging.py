@@ -14,7 +14,7 @@ from stages.claims.inference import Sample
 from stages.claims.results import Results, cost_in_seconds, result_path
 from stages.claims.rows import of_tasks
 from stages.claims.sequential import Look, judge, sequential_p
-from stages.claims.tuning import chosen_values, tried_values
+from stages.claims.tuning import are_tuned, chosen_values, tried_values
 from stages.records.episode import write_json
 
 CONFIDENCE = 0.95
@@ -29,13 +29,14 @@ def counted_runs(experiment: Experiment, results: Results, claim: Claim, arm: st
     return list(takewhile(lambda run: results.value(run, claim.metric) is not None, runs))
 
 
-def samples(experiment: Experiment, results: Results, claim: Claim) -> tuple[Sample, Sample] | None:
-    """Both arms' samples over the seeds that both have; None without any. Over clusters of tasks, too, if the metric is a mean
-    over tasks and all runs played the same ones."""
+def samples(experiment: Experiment, results: Results, claim: Claim, seeds: int = 0) -> tuple[Sample, Sample] | None:
+    """Both arms' samples over the seeds that both have, or the first `seeds` of them; None without any. Over clusters of tasks,
+    too, if the metric is a mean over tasks and all these runs played the same ones."""
     arms = (claim.arm, claim.against)
     seedless = [experiment.seedless(arm) for arm in arms]
     runs = [counted_runs(experiment, results, claim, arm) for arm in arms]
     ready = min((len(of) for of, without in zip(runs, seedless, strict=True) if not without), default=1)
+    ready = min(ready, seeds) if seeds else ready
     runs = [of if without else of[:ready] for of, without in zip(runs, seedless, strict=True)]
     if not all(runs):
         return None
@@ -53,11 +54,17 @@ def samples(experiment: Experiment, results: Results, claim: Claim) -> tuple[Sam
 
 def looks_of(experiment: Experiment, results: Results, claim: Claim) -> list[Look]:
     """The looks taken at a claim; none before its arms' settings are tuned."""
-    tuned = chosen_values(experiment, results)
-    if experiment.tune and any(experiment.trains(arm) and arm not in tuned for arm in (claim.arm, claim.against)):
+    if not are_tuned(experiment, results, (claim.arm, claim.against)):
         return []
+
+    def at(seeds: int) -> tuple[Sample, Sample]:
+        found = samples(experiment, results, claim, seeds)
+        assert found is not None
+        return found
+
+    # Each look is over its own runs, so that a later one without rows per task leaves it as it was.
     found = samples(experiment, results, claim)
-    return judge(experiment.looks, *found, claim) if found else []
+    return judge(experiment.looks, *found, claim, at) if found else []
 
 
 def is_open(experiment: Experiment, looks: list[Look]) -> bool:

@@ -19,7 +19,7 @@ from stages.engine.engine import Sampling, Turn
 from stages.environments.protocol import Observation, Step
 from stages.records.task import Task
 
-ARMS, DEPTH, WIN, LOSE = 3, 4, 3, 4
+ARMS, DEPTH, WIN = 3, 4, 3
 SURE = 0.3
 """Share of leaves that solve the task in worlds of kind sure."""
 Actions = tuple[int, ...]
@@ -46,7 +46,7 @@ def pay(world: int, actions: Actions, kind: str) -> float:
 
 @cache
 def policy(world: int, actions: Actions) -> list[float]:
-    """Probabilities of tokens 0..4 after these moves."""
+    """Probabilities of tokens 0..4 after these moves: the moves, WIN, and 4, which loses."""
     if len(actions) == DEPTH:
         bias = leaf(world, actions)
         return [0.0, 0.0, 0.0, bias, 1.0 - bias]

@@ -10,12 +10,12 @@ from typing import Any
 
 from stages.claims.arms import RESOURCES, run_values
 from stages.claims.design_metrics import METRICS as DESIGN_METRICS
-from stages.claims.experiment import Experiment, digest
+from stages.claims.experiment import Experiment
 from stages.claims.label_metrics import METRICS, WORLDS
 from stages.control.problems import PROBLEMS
 from stages.designs.settings import parse_search
 from stages.params import parse_params
-from stages.records.sections import deep_merge
+from stages.records.sections import deep_merge, params_hash
 
 ALWAYS = ("panel.success", "panel.turns", "panel.cost", "panel.tokens")
 """Metrics of every run, also those that no claim needs, by lane."""
@@ -113,7 +113,7 @@ def key_of(experiment: Experiment, shaped: Mapping[str, Any], seed: int) -> str:
     values = deep_merge(shaped, experiment.seeded(seed))
     if values.get("seed") == 0:
         del values["seed"]  # the default
-    return digest(values)
+    return params_hash(values)
 
 
 def planned_runs(

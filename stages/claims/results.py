@@ -105,10 +105,14 @@ class Results:
         return dropped
 
     def drop_starts(self, keys: Mapping[str, str]) -> None:
-        """Drop what is known of the starts of arms that are not among `keys`, or whose key is another."""
-        for arm in [arm for arm, key in self.start_keys.items() if keys.get(arm) != key]:
-            del self.start_keys[arm]
-            self.starts.pop(arm, None)
+        """Drop what is known of the starts of arms that are not among `keys`, or whose key is another. A start without a key is
+        that of the arm's runs, and goes with the last of them."""
+        with_runs = {name.rpartition("/")[0] for name in self.outcomes}
+        for arm in {*self.starts, *self.start_keys}:
+            key = self.start_keys.get(arm)
+            if (key is None and arm not in with_runs) or (key is not None and key != keys.get(arm)):
+                self.start_keys.pop(arm, None)
+                self.starts.pop(arm, None)
 
     def reuse(self, sources: Iterable[Results], runs: Iterable[Run]) -> int:
         """Copy missing runs from results with equal parameters, seed and metrics; how many."""

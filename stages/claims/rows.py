@@ -98,6 +98,17 @@ def steps_to_success(successes: Sequence[float], steps: Sequence[float], share: 
     return budget
 
 
+def _reached(curve: Sequence[Row], share: float) -> float | None:
+    """`steps_to_success` of a run's training steps; None unless a step before the last one reaches it: the budget, which the
+    tables lack, may end in the last."""
+    if any(row.get("success") is None for row in curve):
+        return None
+    steps = [float(row["environment_steps"]) for row in curve]
+    # Rates in the tables are rounded to single precision.
+    found = steps_to_success([row["success"] for row in curve], steps, share - 1e-7, sum(steps))
+    return found if found < sum(steps) else None
+
+
 def of_tasks(metric: str, rows: Sequence[Row]) -> list[tuple[Row, float]]:
     """A panel metric's value at each task that it is about; [] if rows do not determine it."""
     kind, _, key = metric.partition(".")
@@ -155,6 +166,8 @@ class Tables:
             return sum(value for _, value in found) / len(found)
         kind, _, key = metric.partition(".")
         column, _, part = key.rpartition(".")
+        if kind == "history" and column == "steps_to_success":
+            return _reached(self.curves.get(run, []), int(part) / 100)
         if kind != "history" or column not in COLUMNS:
             return None
         values = [row[column] for row in self.curves.get(run, []) if row.get(column) is not None]

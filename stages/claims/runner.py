@@ -24,18 +24,20 @@ from typing import Any
 
 from stages.claims.arms import start_values
 from stages.claims.code import MODULES, code_of
-from stages.claims.experiment import UNTRAINED, digest
+from stages.claims.experiment import UNTRAINED
 from stages.claims.plan import Outcome
 from stages.claims.rows import curve_rows, steps_to_success, task_rows, window_mean
 from stages.control.problems import PROBLEMS
 from stages.records.episode import read_json, read_rows, write_json
+from stages.records.sections import params_hash
 from stages.runtime.cores import available_cores
 from stages.runtime.git import git
 from stages.runtime.workspace import EvaluationWorkspace, RunFailedError
 
 FOLDER = Path(".bellwether/claims")
-SOURCES = ("data/base", "data/packages", "data/raw", "stages", "dvc.yaml", "params.yaml")
-"""Paths of the commit that a workspace holds."""
+SOURCES = (".dvcignore", "data/base", "data/packages", "data/raw", "stages", "dvc.yaml", "params.yaml")
+"""Paths of the commit that a workspace holds. Without .dvcignore, compiled modules, which name their folder, would count as code,
+and no workspace would find in the cache what another has made."""
 EVALUATION = Path("reports") / "evaluation.json"
 ROWS = Path("data") / "evaluation" / "rows.parquet"
 COST = ".seconds.json"
@@ -153,7 +155,7 @@ class ExperimentRunner:
     def folder(self) -> Path:
         """The same for all commits with equal data and equal code that bears on runs."""
         data = git(self.root, "ls-tree", self.commit, "--", *(path for path in SOURCES if path.startswith("data/"))).strip()
-        return self.root / FOLDER / digest([data, self.code])
+        return self.root / FOLDER / params_hash([data, self.code])
 
     def _check_out(self, workspace: EvaluationWorkspace) -> None:
         workspace.check_out(self.root, self.commit, SOURCES)
@@ -183,7 +185,7 @@ class ExperimentRunner:
             self._count(workspace, new.python(["-c", DVC, "--wait-for-lock", "repro", *targets], self.threads))
             shutil.rmtree(new.folder / ".dvc")
 
-        workspace = EvaluationWorkspace(self.folder / f"start-{'+'.join(domains)}-{digest(start_values(values))}")
+        workspace = EvaluationWorkspace(self.folder / f"start-{'+'.join(domains)}-{params_hash(start_values(values))}")
         with self._alone_in(workspace.folder):
             workspace.create(prepare)
         return workspace
@@ -208,7 +210,7 @@ class ExperimentRunner:
         """Success of the SFT policy on the panel that the runs play; it plays once for all runs that evaluate alike."""
         start, domain = self.start(values), values["domains"][0]
         evaluate = {**values["evaluate"], "models": ["sft"]}
-        found = start.folder.with_name(f"{start.folder.name}-{digest(evaluate)}.json")
+        found = start.folder.with_name(f"{start.folder.name}-{params_hash(evaluate)}.json")
         with self._alone_in(found):
             if not found.exists():
                 workspace = EvaluationWorkspace(found.with_suffix(""))

@@ -6,7 +6,7 @@ it buys the most power. A claim is judged up to its first decided look; later se
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -92,11 +92,15 @@ def alphas(looks: Sequence[int]) -> list[float]:
     return [ALPHA * weight / sum(weights) for weight in weights]
 
 
-def judge(looks: Sequence[int], a: Sample, b: Sample, rule: Rule) -> list[Look]:
+def judge(
+    looks: Sequence[int], a: Sample, b: Sample, rule: Rule, at: Callable[[int], tuple[Sample, Sample]] | None = None
+) -> list[Look]:
     """The looks that the seeds so far allow, up to the first with a verdict.
 
     a, b: the claim's arm and the one it is compared with; row s of both is of the same seed. If neither has seeds, more will not
     come: one look, with seeds = 0, spends all of ALPHA; none without rows per task, as nothing says how far values scatter.
+    at: both samples of a look at this number of seeds, if they are not a's and b's first rows: clusters that a run lacks are
+    missing in looks with this run alone.
     """
     if a.seedless and b.seedless:
         plan = [(0, ALPHA)] if a.sizes is not None else []
@@ -105,7 +109,8 @@ def judge(looks: Sequence[int], a: Sample, b: Sample, rule: Rule) -> list[Look]:
         plan = [(seeds, alpha) for seeds, alpha in zip(looks, alphas(looks), strict=True) if seeds <= ready]
     taken: list[Look] = []
     for seeds, alpha in plan:
-        found = compare(a.first(seeds), b.first(seeds), alpha)
+        first, second = at(seeds) if at is not None else (a.first(seeds), b.first(seeds))
+        found = compare(first, second, alpha)
         decided = verdict(rule.kind, rule.threshold, rule.margin, found)
         taken.append(Look(seeds, alpha, found, effect(found, rule.margin), decided))
         if decided != "undecided":

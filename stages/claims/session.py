@@ -18,13 +18,14 @@ from stages.claims.arms import common_values, run_values, start_key, start_value
 from stages.claims.checks import unplayable
 from stages.claims.code import MODULES
 from stages.claims.cost import cost_of
-from stages.claims.experiment import Experiment, digest, peers, profiles
+from stages.claims.experiment import Experiment, peers, profiles
 from stages.claims.gates import judge_gate
 from stages.claims.judging import is_open, looks_of, write
 from stages.claims.plan import Outcome, Run, metrics_of, planned_runs
 from stages.claims.results import Results
 from stages.claims.runner import ExperimentRunner
 from stages.claims.tuning import check_trial, chosen_values, trial_runs
+from stages.records.sections import params_hash
 from stages.runtime.workspace import RunFailedError
 
 
@@ -49,7 +50,7 @@ def current_keys(experiment: Experiment, params: dict[str, Any], results: Result
     arms = [arm for arm in experiment.arms if any(arm == name[0] for name in names)]
     seeds = sorted({int(seed) for _, _, seed in names} & set(experiment.seeds))
     for value in experiment.tune.values if experiment.tune else (None,):
-        settings = {arm: tuned.get(arm, value) for arm in arms if experiment.trains(arm) and value is not None}
+        settings = {arm: tuned.get(arm, value) for arm in arms if experiment.tunes(arm) and value is not None}
         for run in planned_runs(experiment, params, settings, seeds, arms):
             keys.setdefault(run.name, set()).add(run.key)
     return keys
@@ -60,9 +61,10 @@ def drop_outdated(experiment: Experiment, params: dict[str, Any], results: Resul
     trials = {trial.name: trial.key for trial in trial_runs(experiment, params)} if results.trials else {}
     kept = {name: one for name, one in results.trials.items() if trials.get(name) == one["key"]}
     dropped, results.trials = len(results.trials) - len(kept), kept
-    if results.start_keys:
-        results.drop_starts({arm: start_key(run_values(experiment, arm, 0, params)) for arm in experiment.arms})
-    return dropped + results.drop_others(current_keys(experiment, params, results))
+    dropped += results.drop_others(current_keys(experiment, params, results))
+    keyed = [arm for arm in experiment.arms if arm in results.start_keys]
+    results.drop_starts({arm: start_key(run_values(experiment, arm, 0, params)) for arm in keyed})
+    return dropped
 
 
 @dataclass
@@ -80,8 +82,13 @@ class Session:
 
     @cached_property
     def others(self) -> list[Results]:
-        """Results of the other experiments, whose runs may be equal."""
+        """Results of the other experiments: their runs take about as long, and may be equal."""
         return [Results.load(self.root, other) for other in peers(profiles(self.root), self.slug)]
+
+    @property
+    def same_environment(self) -> list[Results]:
+        """Those whose runs with equal keys are equal runs: a key does not tell problems of lane control apart."""
+        return [results for results in self.others if results.environment == self.experiment.environment]
 
     def say(self, text: str) -> None:
         print(f"claim: {self.slug}: {text}", flush=True)
@@ -169,7 +176,7 @@ class Session:
 
     def _play(self, runs: list[Run]) -> bool:
         """Do those of the runs that are missing; whether all succeeded."""
-        others = self.others if self.experiment.claims else []  # older runs may lack the curve that a gallery is for
+        others = self.same_environment if self.experiment.claims else []  # older runs may lack the curve that a gallery is for
         if reused := self.results.reuse([self.results, *others], runs):
             self.say(f"{reused} runs reused")
             self.save()
@@ -205,7 +212,7 @@ class Session:
             return [runs]
         groups: dict[str, list[Run]] = {}
         for run in runs:
-            groups.setdefault(digest(start_values(run.values)), []).append(run)
+            groups.setdefault(params_hash(start_values(run.values)), []).append(run)
         earlier: Counter[int] = Counter()  # starts of the same seed
         turns = []
         for group in groups.values():
@@ -226,7 +233,10 @@ class Session:
         if experiment.program in MODULES:
             return runner.measure(self._name(run), values, common_values(experiment, self.params), metrics, run.required)
         if experiment.lane == "merge":
-            return runner.merge_and_evaluate(self._name(run), values, metrics, run.required)
+            outcome = runner.merge_and_evaluate(self._name(run), values, metrics, run.required)
+            if run.trial:
+                check_trial(run.name, outcome, len(experiment.domains))
+            return outcome
         trains = run.trial or experiment.trains(run.arm)
         start = runner.start_success(values) if experiment.lane == "rl" and not run.trial else None
         outcome = runner.train_and_evaluate(self._name(run), values, metrics, trains, run.required)

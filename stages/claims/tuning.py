@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from stages.claims.arms import run_values
@@ -33,7 +33,7 @@ def trial_runs(experiment: Experiment, params: Mapping[str, Any]) -> list[Run]:
     """All tuning runs, named `<arm>/<value>/<seed>`; [] if nothing is tuned."""
     tune, runs = experiment.tune, []
     for seed in range(FIRST_SEED, FIRST_SEED + tune.seeds) if tune else ():
-        for arm in filter(experiment.trains, experiment.arms):
+        for arm in filter(experiment.tunes, experiment.arms):
             for value in tune.values:
                 first = _on_validation_tasks(run_values(experiment, arm, FIRST_SEED, params, value))
                 key = key_of(experiment, shaping(experiment, first), seed)
@@ -42,11 +42,12 @@ def trial_runs(experiment: Experiment, params: Mapping[str, Any]) -> list[Run]:
     return runs
 
 
-def check_trial(name: str, outcome: Outcome) -> None:
-    """Raise RunFailedError if a tuning run played fewer than VALID tasks."""
-    if len(outcome.rows) < VALID:
+def check_trial(name: str, outcome: Outcome, domains: int = 1) -> None:
+    """Raise RunFailedError if a tuning run played fewer than VALID tasks of a domain; `domains`: their number, which all have
+    equally many."""
+    if (played := len(outcome.rows) // domains) < VALID:
         raise RunFailedError(
-            f"{name} played {len(outcome.rows)} validation tasks, and a choice takes {VALID}; draw them anew by "
+            f"{name} played {played} validation tasks, and a choice takes {VALID}; draw them anew by "
             f"`shared: {{curate: {{valid: {VALID}, seeds: {{valid: 1}}}}}}`"
         )
 
@@ -72,3 +73,9 @@ def chosen_values(experiment: Experiment, results: Results) -> dict[str, int | f
         if len(tried) == len(tune.values) and all(len(done) == tune.seeds for done in tried.values()):
             chosen[arm] = max(tune.values, key=lambda value: (sum(tried[repr(value)]), -value))
     return chosen
+
+
+def are_tuned(experiment: Experiment, results: Results, arms: Iterable[str]) -> bool:
+    """Whether each of these arms has its own settings; runs of those that lack them may be of others."""
+    chosen = chosen_values(experiment, results)
+    return experiment.tune is None or all(arm in chosen for arm in arms if experiment.tunes(arm))

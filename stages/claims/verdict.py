@@ -5,23 +5,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from stages.claims.experiment import FOLDER, load_experiment, slugs
-from stages.claims.results import NOT_RUN, OUTDATED, result_path
+from stages.claims.entries import with_profile
+from stages.claims.experiment import FOLDER, Experiment, load_experiment, slugs
+from stages.claims.results import NOT_RUN, OUTDATED, Results, result_path
+from stages.claims.session import drop_outdated
+from stages.params import load_params
 from stages.records.episode import read_json
 from stages.runtime.command import AnswerParser
 from stages.runtime.validation import ParamsError
 
 YES, NO, UNDECIDED = 0, 1, 2
 CODES = {"reproduced": YES, "not reproduced": NO}
-"""Any other state is UNDECIDED: no look so far, a gate that failed, or an experiment that changed since it was run."""
+"""Any other state is UNDECIDED: no look so far, a gate that failed, or an experiment that changed since it was run, in its
+file or in params.yaml."""
+
+
+def outdated(root: Path, slug: str, experiment: Experiment) -> bool:
+    """Whether stored runs have other settings than params.yaml (with the experiment's profile) gives them today. Raises
+    ParamsError."""
+    params = with_profile(root, experiment.profile, load_params(root / "params.yaml").model_dump())
+    return drop_outdated(experiment, params, Results.load(root, slug)) > 0
 
 
 def states(root: Path, slug: str) -> list[tuple[str, str]]:
-    """Each claim of an experiment with its verdict, or why there is none. Raises ParamsError for an invalid experiment."""
+    """Each claim of an experiment with its verdict, or why there is none. Raises ParamsError for an invalid experiment or
+    params.yaml."""
     experiment = load_experiment(root / FOLDER / f"{slug}.yaml")
     path = result_path(root, slug)
     saved = read_json(path) if path.exists() else None
-    if saved is None or saved["fixed"] != experiment.fixed:
+    if saved is None or saved["fixed"] != experiment.fixed or outdated(root, slug, experiment):
         why = NOT_RUN if saved is None else OUTDATED
         return [(claim.says, why) for claim in experiment.claims]
     return [

@@ -115,11 +115,6 @@ class Spec:
     states: Mapping[str, StateInfo] = field(hash=False)
     behaviour: Formula
 
-    @property
-    def markers(self) -> dict[str, str]:
-        """Text -> the policy's state that it begins."""
-        return {state.text: state.name for state in self.states.values() if not state.env}
-
     def with_values(self, values: Mapping[str, tuple[str, ...]]) -> Spec:
         """The specification with other closed lists of contents. Raises SpecError for a state that has no content of the
         policy."""

@@ -30,7 +30,6 @@ from stages.conversion.triggers import due, fallback_rate, key_of, rights, same_
 from stages.records.card import Card
 from stages.records.episode import read_json, write_json
 from stages.records.sections import params_hash
-from stages.runtime.progress import Progress
 
 CARD = Card(
     slug="slm_conversion",
@@ -155,7 +154,7 @@ class Round:
         save(one.policy, folder)
         return replace(made, policy_hash=policy_hash(folder)), {**row, "served_by": made.candidate}
 
-    def run(self, calls: Sequence[Call], masker: Masker, bar: Progress | None = None) -> dict[str, Any]:
+    def run(self, calls: Sequence[Call], masker: Masker) -> dict[str, Any]:
         """Convert; returns the report. With too few calls, nothing but the report is written."""
         kept = curated(calls, self.settings.curate, masker, self.settings.seed)
         answered = Counter(call["provenance"] + (f", {call['fallback']}" if call["fallback"] else "") for call in calls)
@@ -173,14 +172,14 @@ class Round:
             }
         clusters, labels = fit_clusters(kept.parts["train"], self.settings.cluster)
         report |= {"silhouette": clusters.silhouette, "cluster_sizes": clusters.sizes}
-        specialists, rows = self._specialists(clusters, labels, kept, bar)
+        specialists, rows = self._specialists(clusters, labels, kept)
         limits = self.settings.router.min_similarity, self.settings.max_length, self.settings.max_tokens
         router = CallRouter(self.out, clusters, specialists, *limits)
         router.save()
         return {**report, **self._accounting(router, kept, rows), "status": CONVERTED}
 
     def _specialists(
-        self, clusters: Clusters, labels: np.ndarray, kept: Curated, bar: Progress | None
+        self, clusters: Clusters, labels: np.ndarray, kept: Curated
     ) -> tuple[list[Specialist], dict[str, dict[str, Any]]]:
         """By cluster. Validation and test calls are assigned as the router assigns calls, which have no answers yet."""
         found, rows, floor = [], {}, self.settings.router.min_similarity
@@ -199,8 +198,6 @@ class Round:
                 why = f"{clusters.sizes[cluster]} training calls; cluster.min_cluster is {self.settings.cluster.min_cluster}"
                 row = {"rows": {name: len(part) for name, part in parts.items()}, "served_by": LARGE, "why": why}
             rows[str(cluster)] = {"answers": shapes[:6], **row}
-            if bar is not None:
-                bar.advance(1, f"cluster {cluster}: {row['served_by']}")
         return found, rows
 
     def _accounting(self, router: CallRouter, kept: Curated, rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -224,7 +221,7 @@ class Round:
         }
 
 
-def convert(settings: Conversion, root: Path, bar: Progress | None = None, today: date | None = None) -> dict[str, Any]:
+def convert(settings: Conversion, root: Path, today: date | None = None) -> dict[str, Any]:
     """One round, if there is a reason for one; otherwise no file changes, but for rows of the log that are too old by `today`
     (None: the day in UTC), which are deleted first. Raises FileNotFoundError without a log, LeakError."""
     from stages.conversion.dashboard import write_dashboard
@@ -240,7 +237,7 @@ def convert(settings: Conversion, root: Path, bar: Progress | None = None, today
     out.mkdir(parents=True, exist_ok=True)
     history = [] if state is None else state["history"]
     number = 1 if state is None else state["round"] + 1
-    report = {"why_now": why, **Round(settings, root, number).run(calls, masker, bar)}
+    report = {"why_now": why, **Round(settings, root, number).run(calls, masker)}
     history = [*history, {key: report[key] for key in ("round", "status", "calls", "cost_per_call", "replaceable_share")}]
     write_json(out / "report.json", report)
     write_dashboard(out / "dashboard.html", report, history)

@@ -24,11 +24,10 @@ SLOTS = 32
 
 @dataclass(frozen=True)
 class Answer:
-    """A model's greedy answer. `confidence`: mean probability of its tokens; `tokens`: read and written."""
+    """A model's greedy answer. `confidence`: mean probability of its tokens."""
 
     text: str
     confidence: float
-    tokens: int
 
 
 def distillation_loss(student: Tensor, teacher: Tensor | None, targets: Tensor, weight: float, temperature: float) -> Tensor:
@@ -107,10 +106,10 @@ def train(
     return float(np.mean(losses))
 
 
-def answer_of(chat: Chat, turn: Turn, read: int) -> Answer:
-    """The answer in a turn after a prompt of `read` tokens."""
+def answer_of(chat: Chat, turn: Turn) -> Answer:
+    """The answer in a turn."""
     confidence = float(np.exp(np.array(turn.logprobs)).mean()) if turn.logprobs else 0.0
-    return Answer(chat.action_text(turn.token_ids), confidence, read + len(turn.token_ids))
+    return Answer(chat.action_text(turn.token_ids), confidence)
 
 
 def answers(policy: Policy, calls: Sequence[dict[str, Any]], max_length: int, max_tokens: int) -> list[Answer]:
@@ -118,19 +117,18 @@ def answers(policy: Policy, calls: Sequence[dict[str, Any]], max_length: int, ma
     chat = Chat(policy.tokenizer)
     engine = make_engine(policy.model, [chat.end_of_turn], SLOTS, max_length)
     found: dict[int, Answer] = {}
-    places: dict[int, tuple[int, int]] = {}
+    places: dict[int, int] = {}
     for place, call in enumerate(calls):
         token_ids = chat.encode(call["prompt"]).token_ids
         if len(token_ids) >= max_length:
-            found[place] = Answer("", 0.0, len(token_ids))
+            found[place] = Answer("", 0.0)
             continue
         session = engine.open(token_ids)
-        places[session] = place, len(token_ids)
+        places[session] = place
         engine.request(session, place, Sampling(temperature=0.0, max_tokens=max_tokens))
     while len(found) < len(calls):
         for turn in engine.advance():
-            place, read = places[turn.session]
-            found[place] = answer_of(chat, turn, read)
+            found[places[turn.session]] = answer_of(chat, turn)
             engine.close(turn.session)
     return [found[place] for place in range(len(calls))]
 

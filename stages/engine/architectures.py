@@ -39,7 +39,7 @@ def _ropes(config: Any) -> list[dict[str, Any]]:
 
 def _too_long(config: Any, max_length: int) -> str | None:
     limit = getattr(config, "max_position_embeddings", None)
-    if limit and max_length > limit:
+    if limit and 0 < limit < max_length:  # XLNet's -1: no limit
         return f"model.max_length is {max_length}, but the model's max_position_embeddings is {limit}: lower model.max_length"
     for rope in _ropes(config):
         original = rope.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)

@@ -44,8 +44,7 @@ def is_plain(module: Any) -> bool:
     if type(base(module)) is not nn.Linear or not hasattr(module, "lora_A"):
         return False
     (name, *more) = module.active_adapters or [None]
-    # Variants such as DoRA; older releases of peft name this one alone.
-    varied = any(getattr(module, kind, {}).get(name) for kind in ("lora_variant", "use_dora"))
+    varied = name in module.lora_variant  # DoRA, for one
     if more or name not in module.lora_A or module.merged or module.disable_adapters or varied:
         return False
     return module.lora_B[name].bias is None and not getattr(module.lora_dropout[name], "p", 0.0)

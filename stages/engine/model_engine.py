@@ -190,6 +190,9 @@ class ModelEngine:
             start, session.cached = session.cached, 0  # if the pass fails, the next one starts anew
             hidden, session.cache = self._forward.feed(session.tokens, start, cache)
             session.cached, session.state = len(session.tokens), hidden[-1]
+            if session.sampling is None or not session.draws.ids:  # not those that the turn in progress draws
+                self._counters["fed_tokens"] += new
+                spans.count("fed_tokens", new)
         assert session.state is not None
         return session.state
 
@@ -199,10 +202,6 @@ class ModelEngine:
         assert sampling is not None
         room = self.max_length - len(session.tokens) + len(draws.ids)
         reason = ""
-        if not draws.ids:
-            pending = len(session.tokens) - session.cached
-            self._counters["fed_tokens"] += pending
-            spans.count("fed_tokens", pending)
         while not reason:
             if len(draws.ids) == min(room, sampling.max_tokens):
                 reason = "context" if room <= sampling.max_tokens else "length"

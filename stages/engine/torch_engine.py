@@ -30,7 +30,7 @@ from stages.engine.engine import Pause, Sampling, Turn, check_growth, check_leng
 from stages.engine.forward import Forward, Pass
 from stages.engine.head import logits_of
 from stages.engine.passes import LENGTH_STEP, QUERY_STEP, PassBuilder
-from stages.engine.self_check import check_against_model, model_name, warn_of_rows
+from stages.engine.self_check import check_against_model, model_name, warn_of_processor
 from stages.engine.slots import Prefix, Session, SlotTable, padded, pending, round_up
 from stages.runtime import spans
 
@@ -96,7 +96,7 @@ class TorchEngine:
         self._clock = 0
         self._counters = dict.fromkeys(COUNTERS, 0)
         check_against_model(self)
-        warn_of_rows(model)
+        warn_of_processor(model)
         self._counters = dict.fromkeys(COUNTERS, 0)
 
     # ---- the protocol -------------------------------------------------------------------------------------------------------

@@ -17,8 +17,8 @@ def verifier_prompt(question: str, reference: str, answer: str, labels: Sequence
 class GenerativeVerifier:
     """labels: what the model answers for right and for wrong. Raises ValueError if they are not two different single tokens."""
 
-    def __init__(self, policy: Policy, labels: Sequence[str], max_length: int, batch: int = 32) -> None:
-        self.model, self.labels, self.max_length, self.batch = policy.model, tuple(labels), max_length, batch
+    def __init__(self, policy: Policy, labels: Sequence[str], max_length: int) -> None:
+        self.model, self.labels, self.max_length = policy.model, tuple(labels), max_length
         self.chat = Chat(policy.tokenizer)
         tokens = [self.chat.tokens_of(label) for label in labels]
         if any(len(one) != 1 for one in tokens) or tokens[0] == tokens[1]:

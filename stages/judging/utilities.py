@@ -199,7 +199,7 @@ def lottery(outcomes: Sequence[str], rng: random.Random) -> tuple[str, list[tupl
     return text, list(zip(chosen, shares, strict=True))
 
 
-def expected_utility(found: Elicited, fitted: Fitted) -> dict[str, float]:
+def expected_utility(found: Elicited) -> dict[str, float]:
     """How far the utilities of lotteries, each compared with a few outcomes, are their expected utilities: Pearson's r, the mean
     absolute difference of z-scores, and the share of pairs of lotteries in the same order. {} without lotteries."""
     if not found.params.lotteries:
@@ -251,7 +251,7 @@ def measured(params: Utilities, ask: Asked, seed: int) -> dict[str, Any]:
         "confidence": confidence(found, drawn),
         "indifferent": spread < 1e-6,
         **measures,
-        **expected_utility(found, fitted),
+        **expected_utility(found),
         "order_consistency": order_consistency(found, drawn),
         "mu": [round(value, 6) for value in final.mu],
         "variance": [round(value, 6) for value in final.variance],

@@ -46,7 +46,6 @@ def silent(label: str, total: int, unit: str) -> Iterator[Progress]:
 class MergeResult:
     tensors: int
     entries: int
-    shards: int
     totals: Mapping[str, Any] | None
     """Sums of the passes for statistics; None for methods of one pass."""
 
@@ -89,11 +88,11 @@ def tensor_generator(seed: int, method: str, name: str) -> torch.Generator:
 
 
 def _summed(
-    scan: Callable[[str], Mapping[str, Any] | None], names: Sequence[str], workers: int, label: str, progress: ProgressFactory
+    scan: Callable[[str], Mapping[str, Any] | None], names: Sequence[str], workers: int, progress: ProgressFactory
 ) -> dict[str, Any] | None:
     """Sums of a pass over all tensors, in order; None if the method has no such pass."""
     totals: dict[str, Any] | None = None
-    with progress(label, len(names), "tensor") as bar:
+    with progress("scan", len(names), "tensor") as bar:
         for found in in_threads(scan, names, workers):
             if found is None:
                 return None
@@ -107,10 +106,10 @@ def scan_totals(
 ) -> dict[str, Any] | None:
     """The method's statistics, summed over all tensors in one pass or two; None if it has none."""
     merger, names = get_merger(method), inputs.mergeable()
-    first = _summed(lambda name: merger.scan(name, *inputs.load(name), params), names, workers, "scan", progress)
+    first = _summed(lambda name: merger.scan(name, *inputs.load(name), params), names, workers, progress)
     if first is None or not merger.scans_again(params):
         return first
-    again = _summed(lambda name: merger.scan_again(name, *inputs.load(name), params, first), names, workers, "scan", progress)
+    again = _summed(lambda name: merger.scan_again(name, *inputs.load(name), params, first), names, workers, progress)
     return {**first, **(again or {})}
 
 
@@ -196,4 +195,4 @@ def merge_folders(
         write_weights(partial, shards, produce, workers, bar.advance)
         copy_companions(inputs.models[0].sources, partial, inputs.models[0].config, out_dtype)
     inputs.close()
-    return MergeResult(len(planned), sum(infos[name].entries for name in inputs.names), len(shards), totals)
+    return MergeResult(len(planned), sum(infos[name].entries for name in inputs.names), totals)

@@ -1,4 +1,4 @@
-"""The board's verdicts on the uses of annotations, in a file that the report reads."""
+"""The board's verdicts on the uses of annotations, and what each bought, in a file that the report reads."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from stages.claims.experiment import FOLDER, load_experiment
+from stages.reporting import tree_life
 from stages.reporting.board.rows import rows, seeds_done
 
 SLUGS = ("annotation_uses", "step_q_search")
@@ -40,6 +41,7 @@ def files(root: Path) -> dict[Path, str]:
         "claims": claims,
         "environment": experiment.environment,
         "environment_steps": experiment.budget.environment_steps,
+        "life": tree_life.bought(root),
         "seeds": max((row.result["seeds"] or seeds_done(row.experiment, row.result) for row in found if row.result), default=0),
     }
     return {FILE: json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n"}

@@ -3,6 +3,7 @@
 Blocks, found by their markers (stages/reporting/generated_blocks.py):
 
 - `results`, `results-full` (with paired comparisons) and one per profile in PROFILES: from evaluations in reports/
+- `stages`: what each stage added and cost, from the evaluation, the kept run of it and the experiment lifecycle
 - `spread`, `spread-full`, `contributions`: the lifecycle over seeds, and what each specialist contributes to the merged model,
   from reports/spread.parquet
 - `pipeline`: from dvc.yaml
@@ -25,13 +26,14 @@ from typing import TYPE_CHECKING, Any
 from stages.claims.experiment import FOLDER
 from stages.params import load_params
 from stages.records.episode import read_json
-from stages.reporting import annotation_uses, contributions, control_summary, spread, step_credit_page
+from stages.reporting import annotation_uses, contributions, control_summary, spread, stage_gains, step_credit_page
 from stages.reporting.board.index import claim_counts
 from stages.reporting.board.pages import pages
 from stages.reporting.board.rows import Row, rows
 from stages.reporting.diagram import mermaid
 from stages.reporting.figures.outcome import success_bars
 from stages.reporting.generated_blocks import Block, block_names, documents, filled, link, markdown_table, write_or_check
+from stages.reporting.kept import read_kept
 from stages.reporting.results import check_evaluation, comparisons_list, on_panels, success_table
 from stages.reporting.style import drawing, to_svg
 from stages.runtime.command import command
@@ -162,8 +164,13 @@ def blocks(root: Path) -> dict[str, Block]:
 
         return text
 
+    def stages(document: Path) -> str:
+        evaluation, evaluated, _ = evaluation_of(root, EVALUATION, default)
+        return stage_gains.block(root, evaluation, evaluated, read_kept(root), document)
+
     return {
         "results": lambda document: table(EVALUATION, default, False),
+        "stages": stages,
         "spread": lambda document: spread.short(spread.summary(spread.load_rows(root))),
         "spread-full": lambda document: spread.full(spread.summary(spread.load_rows(root))),
         "contributions": lambda document: contributions.block(spread.load_rows(root)),

@@ -150,9 +150,10 @@ def find_comparison(evaluation: Mapping[str, Any], a: str, b: str, domain: str) 
     return {**item, **ends, "a": a, "b": b, "verdict": verdict}
 
 
-def retention(evaluation: Mapping[str, Any], domain: str, model: str = "merged") -> float | None:
-    """Success of `model` as a share of the domain specialist's; None if either is missing or the specialist never succeeds."""
-    merged, specialist = success(evaluation, model, domain), success(evaluation, f"rl@{domain}", domain)
+def retention(evaluation: Mapping[str, Any], domain: str) -> float | None:
+    """The merged model's success as a share of the domain specialist's; None if either is missing or the specialist never
+    succeeds."""
+    merged, specialist = success(evaluation, "merged", domain), success(evaluation, f"rl@{domain}", domain)
     if merged is None or specialist is None or specialist.mean == 0:
         return None
     return merged.mean / specialist.mean

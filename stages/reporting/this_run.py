@@ -45,15 +45,18 @@ def _evaluation_work(evaluation: Mapping[str, Any]) -> Work:
 
 
 def _rl_work(report: Mapping[str, Any] | None, epochs: int) -> Work:
+    """Of the training and of the warm start before it, if there was one."""
     trained, dropped = _trained(report), _at(report, "ledger/policy_tokens_dropped")
     skipped = _at(report, "ledger/policy_tokens_skipped") or 0
     no_rollouts = _at(report, "environment_steps") == 0
+    first = (report or {}).get("warm_start")
+    parts = [Work(steps=_at(one, "steps"), trained_tokens=_trained(one)) for one in (report, first)]
     return Work(
         episodes=_at(report, "episodes"),
         environment_steps=_at(report, "environment_steps") or None,
-        steps=_at(report, "steps"),
+        steps=total(parts, "steps"),
         sampled_tokens=None if trained is None or dropped is None or no_rollouts else (trained + dropped + skipped) // epochs,
-        trained_tokens=trained,
+        trained_tokens=total(parts, "trained_tokens"),
     )
 
 
@@ -65,7 +68,7 @@ def _merge_work(inputs: Inputs) -> Work:
     elif distil := merge.get("distil"):
         names = ("episodes", "environment_steps", "sampled_tokens")
         parts = [Work(**{name: found[name] for name in names}) for found in distil["domains"].values()]
-        parts.append(Work(steps=distil["steps"]))
+        parts.append(Work(steps=distil["steps"], trained_tokens=distil.get("trained_tokens")))
     else:
         parts = []
     return Work(**{name: total(parts, name) for name in Work.model_fields})

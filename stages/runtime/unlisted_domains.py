@@ -9,14 +9,13 @@ from pathlib import Path
 from stages.runtime.run_params import RunParams
 
 
-def keep_only(root: Path, domains: Sequence[str], folders: Iterable[str]) -> list[Path]:
-    """Remove and print entries of `folders` (relative to `root`) that belong to no listed domain; returns their paths.
+def keep_only(root: Path, domains: Sequence[str], folders: Iterable[str]) -> None:
+    """Remove and print entries of `folders` (relative to `root`) that belong to no listed domain.
 
     DVC cannot loop over dependencies, so a stage that joins domains depends on their common folder, whose hash a removed domain's
     files would change. They stay in DVC's cache and return when the domain is listed again. A domain's entries are the folder
     `<domain>` and the files `<domain>.*` and `<domain>_history.*`.
     """
-    removed = []
     for folder in folders:
         for path in sorted((root / folder).glob("[!.]*")):
             is_folder = path.is_dir() and not path.is_symlink()
@@ -26,12 +25,10 @@ def keep_only(root: Path, domains: Sequence[str], folders: Iterable[str]) -> lis
                 shutil.rmtree(path)
             else:
                 path.unlink()
-            removed.append(path)
             print(f"removed {folder}/{path.name}: not one of the domains {', '.join(domains)}", flush=True)
-    return removed
 
 
-def keep_packages(root: Path, params: RunParams) -> list[Path]:
+def keep_packages(root: Path, params: RunParams) -> None:
     """`keep_only` for the packages' versions (stages/runtime/packages.py). Of the stages that depend on their folder only the
     first, merge, may call it: a later one would change merge's inputs after it has run, and DVC would run it again."""
-    return keep_only(root, [*params.domains, *params.evaluate.transfer], ["data/packages/environments"])
+    keep_only(root, [*params.domains, *params.evaluate.transfer], ["data/packages/environments"])

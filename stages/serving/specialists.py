@@ -104,7 +104,7 @@ class Specialists:
             sampling = Sampling(temperature=0.0, max_tokens=min(router.max_tokens, max_tokens or router.max_tokens))
             job = GenerationJob(token_ids, [0], sampling, PLAIN)
             ((turn,),) = await run([job], self._turns[specialist.cluster])
-        answer = answer_of(chat, turn, len(token_ids))
+        answer = answer_of(chat, turn)
         if why := specialist.refusal(call, answer):
             return Decision(LARGE, why)
         text = masker.unmask(answer.text)

@@ -57,9 +57,10 @@ def train(context: StageContext, base: Path, own: distil.Settings) -> dict[str, 
         learnt += kept
     if not learnt:
         raise ValueError("merge.method distil: no specialist solved a training task; merge their weights, or train them longer")
-    history = _train(context, base, learnt, settings, checkpoints)
+    history, tokens = _train(context, base, learnt, settings, checkpoints)
     checkpoints.clear()
-    return {"distil": {**report, "steps": len(history), "train_loss": round(history[-1]["train_loss"], 6)}}
+    loss = round(history[-1]["train_loss"], 6)
+    return {"distil": {**report, "steps": len(history), "trained_tokens": tokens, "train_loss": loss}}
 
 
 def distinct_successes(episodes: Sequence[Episode], keep: int) -> list[Episode]:
@@ -119,8 +120,9 @@ def _played(context: StageContext, panel: Panel, settings: Distillation, checkpo
 
 def _train(
     context: StageContext, base: Path, learnt: Sequence[Episode], settings: Distillation, checkpoints: Checkpoints
-) -> list[dict[str, float]]:
-    """Supervised steps on the episodes, and the trained policy in data/models/merged; the history."""
+) -> tuple[list[dict[str, float]], int]:
+    """Supervised steps on the episodes, and the trained policy in data/models/merged; the history, and the number of tokens in
+    the loss, over all epochs."""
     own = Sft(epochs=settings.epochs, learning_rate=settings.learning_rate, batch_tokens=settings.batch_tokens)
     params = context.params.model_copy(update={"sft": own})
     policy = load_policy(base, precision=weight_precision(params), attention="sdpa")
@@ -131,4 +133,4 @@ def _train(
     lora = bool(params.model.lora.rank)
     model = whole_model(policy.model if lora else job.trained_model, base, lora)
     save_policy(model, policy.tokenizer, context.data / "models" / "merged")
-    return history
+    return history, job.ledger.policy_tokens

@@ -195,3 +195,42 @@ def test_missing_training_tasks_error_names_file(tmp_path, toy_domain):
     write_tasks(context.root / "data/curated/toy/tasks.parquet", [])
     with pytest.raises(ValueError, match=r"toy/tasks\.parquet has no training tasks"):
         rollout.run(context)
+
+
+def test_without_tasks_nothing_is_played(tmp_path: Path) -> None:
+    """Contract: rollout.tasks 0 leaves no attempt and no measured task, and needs no policy; an earlier run's are replaced."""
+    context = make_context(tmp_path / "run")
+    out = context.data / "rollouts/toy"
+    (context.data / "models/sft/model.safetensors").unlink()
+    values = yaml.safe_load((context.root / "params.yaml").read_text())
+    off = replace(context, params=parse_params({**values, "rollout": {"tasks": 0}}))
+    rollout.run(replace(off, shard=Shard(1, 2)))
+    assert not out.exists()
+    rollout.run(off)
+    assert read_episodes(out / "episodes.parquet") == []
+    assert json.loads((out / "difficulty.json").read_text()) == {}
+    assert json.loads((context.reports / "rollout/toy.json").read_text()) == {"tasks": 0, "episodes": 0}
+
+
+READERS = {
+    "rl.algorithm: rejection_sft": {"rl": {"algorithm": "rejection_sft"}},
+    "rl.preference.source: guided": {"rl": {"algorithm": "dpo", "preference": {"source": "guided"}}},
+    "rl.selection.kind: model_aware": {"rl": {"selection": {"kind": "model_aware"}}},
+    "rl.replay.records": {"rl": {"algorithm": "archer", "replay": {"records": ["rollouts"]}}},
+    "annotate.progress.kind: spa": {"annotate": {"progress": {"kind": "spa"}}},
+    "annotate.judge_model.labels: policy": {"annotate": {"judge_model": {"kind": "comparison", "labels": "policy"}}},
+    "annotate.evaluation.kind: mixed": {"annotate": {"evaluation": {"kind": "mixed"}}},
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_readers_of_rollouts_are_refused_without_them(reader: str) -> None:
+    values = {"domains": ["search"], "per_domain": {"search": {}}, **READERS[reader]}
+    parse_params(values)
+    with pytest.raises(ParamsError, match=f"{reader}.*rollout.tasks is 0"):
+        parse_params({**values, "rollout": {"tasks": 0}})
+
+
+def test_what_reads_no_rollouts_runs_without_them() -> None:
+    for rl in ({}, {"algorithm": "archer_offline"}, {"algorithm": "ppo"}, {"curriculum": {"kind": "uniform"}}):
+        parse_params({"domains": ["search"], "per_domain": {"search": {}}, "rl": rl, "rollout": {"tasks": 0}})

@@ -10,12 +10,22 @@ import numpy as np
 import pytest
 import torch
 from device import DEVICE
-from engine.architectures import MAKERS, make
+from engine.architectures import MAKERS, SHAPE, make, randomised
 from training.toys import make_episode
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from stages.agent.logprobs import predicting_states, token_logprobs
 from stages.agent.policy import load_policy
-from stages.agent.shared_prefixes import by_products, can_share, in_order, make_layout, plan_shared, sharing_states
+from stages.agent.shared_prefixes import (
+    by_products,
+    can_share,
+    fastest_states,
+    in_order,
+    make_layout,
+    plan_shared,
+    shares,
+    sharing_states,
+)
 from stages.algorithms.algorithm import resolve
 from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.settings import Rl
@@ -280,3 +290,20 @@ def test_prefixes_are_shared_only_with_attention_known_here():
     own_attention = fake()
     own_attention._supports_attention_backend = False
     assert not can_share(own_attention), "like GPT-Neo, whose configuration has its windows under another name"
+
+
+@pytest.mark.parametrize(("family", "shared"), [("doge", False), ("nemotron", False), ("olmo2", True), ("llama", True)])
+def test_an_attention_that_differs_from_its_configuration_is_found(family: str, shared: bool) -> None:
+    """Contract: training computes the model's own states: Doge masks positions by what they hold, and Nemotron does not pass the
+    layout on, which their configurations do not say."""
+    torch.manual_seed(0)
+    model = randomised(AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SHAPE)))
+    model.set_attn_implementation("sdpa")
+    assert can_share(model)
+    assert shares(model) is shared
+    states = fastest_states(model)
+    assert states is (sharing_states if shared else predicting_states)
+    micro = take(with_equal_turns(make_batch(model.config.vocab_size)), range(9))
+    with torch.no_grad():
+        expected = predicting_states(model, micro.token_ids, micro.mask)
+        torch.testing.assert_close(states(model, micro.token_ids, micro.mask), expected, atol=2e-5, rtol=1e-5)

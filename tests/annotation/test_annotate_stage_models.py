@@ -56,6 +56,30 @@ def test_stage_fits_q_model_and_progress_estimator_if_configured(context: StageC
     assert written[0] == written[3]
 
 
+def test_without_trees_only_what_learns_from_rollouts_is_fitted(context: StageContext):
+    """Contract: annotate.tasks 0 grows no trees and fits no step-value model; tables are there and empty, costs are 0, and the
+    progress estimator, which needs no trees, is fitted and measured as ever."""
+    from stages.values.progress import ProgressEstimator
+
+    play_episodes(context)
+    folder = context.data / "annotated/toy"
+    annotate.run(context)  # what it leaves must not be taken for this run's
+    for progress in ({}, {"kind": "spa", "epochs": 1.0}):
+        values = {**VALUES, "annotate": {**VALUES["annotate"], "tasks": 0, "progress": progress}}
+        annotate.run(replace(context, params=parse_params(values)))
+        assert [read_rows(folder / f"{name}.parquet") for name in ("nodes", "labels", "pairs")] == [[], [], []]
+        costs = read_json(folder / "costs.json")
+        assert costs["environment_steps"] == 0
+        assert set(costs.values()) == {0}
+        assert not (folder / "value_model").exists()
+        assert read_json(context.data / "models/q/toy/q_model.json") == {"params": {"kind": "none"}}
+    report = read_json(context.reports / "annotate/toy.json")
+    assert (report["trees"], report["environment_steps"]) == (0, 0)
+    assert "value_model" not in report
+    assert report["progress"]["train"]["tasks"] + report["progress"]["held_out_tasks"] == 8
+    ProgressEstimator.load(folder / "progress_model")
+
+
 def test_all_models_hold_out_the_same_tasks(context: StageContext, monkeypatch: pytest.MonkeyPatch):
     """Contract: the step-value model, the Q-model and the progress estimator share one split of the tasks, so that none is
     evaluated on tasks that a model it started from was trained on."""

@@ -57,6 +57,8 @@ DISCARDED: dict[str, Any] = {"expansion": EAGER, "evaluation": {"keep_rollouts":
             {**DISCARDED, "backup": "discounted_max"},
             "backup 'discounted_max' needs the ends below a step: set evaluation.keep_roll",
         ),
+        ({"tasks": 0, "q_model": {"kind": "step_dpo"}}, "q_model.kind needs trees, and tasks is 0"),
+        ({"tasks": 0, "judge_model": {"kind": "comparison", "labels": "trees"}}, "judge_model.labels needs trees"),
         ({**DISCARDED, "q_model": {"kind": "trajectory_dpo"}}, "needs the ends below a step"),
         ({"expansion": EAGER, "evaluation": {"critic": "value"}}, "needs a value model"),
         ({"expansion": EAGER, "evaluation": {"kind": "value_model"}}, "has none: set it to tree"),
@@ -117,6 +119,38 @@ def test_settings_without_effect_are_rejected(settings: dict[str, Any], message:
     """Contract: the message says what would read the setting and what to set it to."""
     with pytest.raises(ValueError, match=message):
         Annotate(**settings)
+
+
+PLAIN: dict[str, Any] = {"domains": ["search"], "per_domain": {"search": {}}}
+
+
+@pytest.mark.parametrize(
+    ("rl", "key"),
+    [
+        ({"algorithm": "step_dpo"}, "algorithm: step_dpo"),
+        ({"algorithm": "tree_bc"}, "algorithm: tree_bc"),
+        ({"warm_start": {"algorithm": "tree_bc"}}, "algorithm: tree_bc"),
+        ({"credit": {"kind": "annotated"}}, "credit.kind: annotated"),
+        ({"curriculum": {"kind": "value"}}, "curriculum.kind: value"),
+        ({"algorithm": "ppo", "critic": {"init": "value_model"}}, "critic.init: value_model"),
+        ({"algorithm": "opsd", "settings": {"source": "trees"}}, "settings.source: trees"),
+        ({"environment_steps": 100, "add_tree_steps": True}, "add_tree_steps"),
+    ],
+)
+def test_readers_of_trees_are_refused_without_them(rl: dict[str, Any], key: str):
+    """Contract: annotate.tasks 0 grows no trees, so that nothing may read them; what reads none of them is accepted."""
+    parse_params({**PLAIN, "rl": rl})
+    with pytest.raises(ParamsError, match=f"rl.{key} .*annotate.tasks is 0"):
+        parse_params({**PLAIN, "rl": rl, "annotate": {"tasks": 0}})
+
+
+def test_no_trees_are_accepted_where_nothing_reads_them():
+    for rl in ({}, {"algorithm": "spa_rl"}, {"algorithm": "dpo", "preference": {"source": "imported"}}):
+        own = {"curate": {"imports": ["data/raw/pairs.jsonl"]}} if rl.get("preference") else {}
+        parse_params({**PLAIN, **own, "rl": rl, "annotate": {"tasks": 0, "progress": {"kind": "spa"}}})
+    again = {"credit": {"kind": "annotated"}, "reannotate": {"every": 5, "annotate": {"tasks": 0}}}
+    with pytest.raises(ParamsError, match=r"rl\.reannotate\.annotate\.tasks is 0"):
+        parse_params({**PLAIN, "rl": again})
 
 
 def test_settings_are_accepted_where_they_have_an_effect():

@@ -119,6 +119,19 @@ def test_a_page_shows_looks_gate_tuning_and_what_was_learnt(tmp_path: Path) -> N
     assert "12 of 12 runs are of older code" in page
 
 
+def test_a_gate_without_curves_says_what_it_compared(tmp_path: Path) -> None:
+    """Contract: success before and after training is not called success early and late in training."""
+    one = board(tmp_path)
+    results = Results.load(tmp_path, "credit")
+    results.tables.curves = {}
+    for found in results.outcomes.values():
+        found["metrics"] = {name: value for name, value in found["metrics"].items() if not name.startswith("history.success")}
+    write(tmp_path, "credit", one, results)
+    page = pages(tmp_path)[page_of("credit")]
+    assert "| of `b` before training, as it has no curve | 40.0 % (40.0, 40.0) | – |" in page
+    assert "| of `b` after training, as it has no curve | 60.0 % (60.0, 60.0) | above before (one-sided, 95 %) |" in page
+
+
 def test_what_was_learnt_is_free_text(tmp_path: Path) -> None:
     assert experiment(tmp_path).fixed == experiment(tmp_path, learnt="Something else.").fixed
     experiment(tmp_path, learnt=None)
@@ -166,6 +179,9 @@ def test_absent_curves_are_said(tmp_path: Path) -> None:
     results.tables.curves = {name: of for name, of in results.tables.curves.items() if name.startswith("b/")}
     write(tmp_path, "credit", one, results)
     assert "No curve: `a`." in pages(tmp_path)[page_of("credit")]
+    del results.tables.curves["b/3"]
+    write(tmp_path, "credit", one, results)
+    assert "No curve: `a`, `b` (1 of 4 runs)." in pages(tmp_path)[page_of("credit")]
     results.tables.curves = {}
     write(tmp_path, "credit", one, results)
     files = pages(tmp_path)
@@ -184,10 +200,15 @@ def test_results_of_another_experiment_are_not_shown(tmp_path: Path) -> None:
 
 def test_a_run_that_several_experiments_use_is_paid_once() -> None:
     shared, own = run("shared", x=1.0), run("own", x=1.0)
-    stored = [{"runs": {"a/0": shared, "a/1": own}}, {"runs": {"c/0": shared}, "trials": {"c/1": own}}]
+    stored = [
+        {"environment": "search", "runs": {"a/0": shared, "a/1": own}},
+        {"environment": "search", "runs": {"c/0": shared}, "trials": {"c/1": own}},
+    ]
     assert total_cost(stored).startswith("All 2 runs stored: 2k environment steps, 4.0 s")
     own["start_seconds"] = 50.0
     assert total_cost(stored).startswith("All 2 runs stored: 2k environment steps, 54 s")
+    stored.append({"environment": "tabular", "runs": {"a/0": shared}})
+    assert total_cost(stored).startswith("All 3 runs stored"), "problems of lane control with equal settings share keys"
 
 
 def test_a_curve_is_averaged_over_equal_parts_and_ends_with_its_run() -> None:

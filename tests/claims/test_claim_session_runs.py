@@ -119,6 +119,24 @@ def test_a_gallery_runs_each_arm_itself(tmp_path: Path) -> None:
     assert run(tmp_path, gallery, slug="gallery")[0].played == []
 
 
+def test_equal_settings_of_another_problem_are_another_run(tmp_path: Path) -> None:
+    """Contract: a key is a hash of settings, which two problems of lane control may share, as their metrics' names."""
+    control: dict[str, Any] = {**dict.fromkeys(("budget", "untuned", "ungated")), "lane": "control", "looks": [2]}
+    control["claims"] = [{"says": "x", "arm": "a", "against": "b", "metric": "control.return_mean", "margin": 1.0}]
+    for slug, problem, arm, found in (
+        ("theirs", "linear_mdp", {"robust": "none"}, 0.1),
+        ("mine", "detour", {"learner": "bc"}, 0.9),
+    ):
+        one = experiment(tmp_path, slug, **control, environment=problem, arms={"a": {}, "b": arm})
+        session = Session(tmp_path, slug, one, PARAMS, FakeRunner(tmp_path, one.program), jobs=1)
+        outcome = Outcome({"control.return_mean": found}, 0, 1.0, "c" * 40, "f" * 16)
+        session.play = lambda run, outcome=outcome: outcome  # type: ignore[method-assign, misc]
+        session.run()
+    theirs, mine = (saved(tmp_path, slug)["runs"] for slug in ("theirs", "mine"))
+    assert theirs["a/1"]["key"] == mine["a/1"]["key"]
+    assert [one["metrics"]["control.return_mean"] for one in mine.values()] == [0.9] * 4
+
+
 def test_failed_run_keeps_the_others_and_is_retried(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, runner = experiment(tmp_path), FakeRunner(tmp_path)
     runner.failing = "grpo/2"
@@ -231,6 +249,12 @@ def test_cost_of_an_open_comparison_follows_its_scatter(tmp_path: Path) -> None:
     cost = cost_of(one, PARAMS, Results.load(tmp_path, "rloo"), [])
     assert 1 <= cost.runs <= cost.most == 5
     assert cost.seconds == 60.0 * cost.runs
+
+
+def test_a_failed_gate_costs_nothing_more(tmp_path: Path) -> None:
+    one = experiment(tmp_path, **GATE)
+    assert cost_of(one, PARAMS, Results(starts={"grpo": 0.4}), []).runs == 16
+    assert cost_of(one, PARAMS, Results(starts={"grpo": 0.9}), []).most == 0
 
 
 def test_seeds_before_a_claims_first_cost_nothing(tmp_path: Path) -> None:

@@ -10,6 +10,9 @@ from fake_runner import GATE, PARAMS, SPEC, TUNE, FakeRunner, experiment, run, s
 from stages.claims import session as sessions
 from stages.claims.experiment import Experiment, Tune
 from stages.claims.gates import rises
+from stages.claims.judging import write
+from stages.claims.plan import Outcome, planned_runs
+from stages.claims.results import Results
 
 
 def test_every_arm_is_tuned_over_the_same_values_first(tmp_path: Path) -> None:
@@ -42,6 +45,20 @@ def test_tuning_uses_at_least_96_validation_tasks() -> None:
     assert all(run.values["curate"] == {"valid": 96, "seeds": {"valid": 1}} for run in trials)
     more = sessions.trial_runs(one, {**PARAMS, "curate": {"valid": 120}})
     assert all(run.values["curate"] == {"valid": 120} for run in more)
+
+
+def test_the_gate_waits_for_tuning(tmp_path: Path) -> None:
+    """Contract: runs at a value that nobody chose, here one with which the baseline learns nothing, do not fail the gate."""
+
+    class Still(FakeRunner):
+        def success(self, algorithm: str, seed: int, rate: float) -> float:
+            return super().success(algorithm, seed, rate) if rate == 0.1 else self.start_of
+
+    run(tmp_path, experiment(tmp_path), Still(tmp_path))
+    run(tmp_path, experiment(tmp_path, **TUNE, **GATE), Still(tmp_path))
+    found = saved(tmp_path)
+    assert found["chosen"] == {"grpo": 0.1, "rloo": 0.1}
+    assert (found["gate"]["passed"], found["claims"][0]["verdict"]) == (True, "reproduced")
 
 
 def test_a_choice_on_too_few_tasks_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,6 +135,21 @@ def test_a_start_of_other_settings_is_measured_again(tmp_path: Path, monkeypatch
     runner, _ = run(tmp_path, experiment(tmp_path, **GATE, shared={"sft": {"epochs": 9}}))
     assert saved(tmp_path)["start"]["grpo"] == 0.4
     assert runner.played
+
+
+def test_a_start_of_runs_that_are_dropped_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: a start that came with a run, not with its own measurement, is that of the run's settings."""
+    monkeypatch.setattr(FakeRunner, "start_of", 0.05)
+    one = experiment(tmp_path)
+    results = Results()
+    for planned in planned_runs(one, PARAMS, seeds=[0]):
+        results.add(planned, Outcome({"panel.success": 0.5}, 9, 60.0, "c" * 40, "f" * 16, start=0.05))
+    write(tmp_path, "rloo", one, results)
+    assert saved(tmp_path)["start"] == {"grpo": 0.05, "rloo": 0.05}
+    monkeypatch.setattr(FakeRunner, "start_of", 0.4)
+    run(tmp_path, experiment(tmp_path, **GATE, shared={"sft": {"epochs": 9}}))
+    assert saved(tmp_path)["gate"]["passed"]
+    assert saved(tmp_path)["start"]["grpo"] == 0.4
 
 
 def test_whole_numbers_can_be_tuned() -> None:

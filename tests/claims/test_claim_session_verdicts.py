@@ -7,14 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from fake_runner import PARAMS, SPEC, FakeRunner, experiment, run, saved
 
 from stages.claims import __main__ as command
 from stages.claims import verdict
 from stages.claims.confirm import confirm
+from stages.claims.experiment import Experiment
 from stages.claims.results import result_path
 from stages.claims.session import Session
 from stages.reporting.board.conditions import conditions
+
+
+def store(root: Path, one: Experiment, states: list[str | None]) -> None:
+    """Verdicts that no stored run supports, and the params.yaml that runs would have."""
+    (root / "params.yaml").write_text(yaml.safe_dump(PARAMS))
+    content = {"fixed": one.fixed, "environment": "search", "runs": {}, "trials": {}, "start": {}}
+    result_path(root, "rloo").write_text(json.dumps({**content, "claims": [{"verdict": state} for state in states]}))
 
 
 @pytest.mark.parametrize(
@@ -35,8 +44,7 @@ def test_verdict_command_exit_codes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: list, claim: int | None, code: int
 ) -> None:
     one = experiment(tmp_path, claims=[*SPEC["claims"], *SPEC["claims"]])
-    content = {"fixed": one.fixed, "claims": [{"verdict": state} for state in states]}
-    result_path(tmp_path, "rloo").write_text(json.dumps(content))
+    store(tmp_path, one, states)
     monkeypatch.chdir(tmp_path)
     arguments = ["rloo", *([] if claim is None else [str(claim)])]
     try:
@@ -59,6 +67,19 @@ def test_verdict_of_a_changed_experiment_is_not_used(
         verdict.main(["lite-ppo"])
     assert end.value.code == 64
     assert "unknown experiment lite-ppo; reports/claims has rloo" in capsys.readouterr().err
+
+
+def test_verdict_of_other_parameters_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Contract: a pipeline that asks after params.yaml has changed gets no answer from the runs before."""
+    run(tmp_path, experiment(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for rate, code in ((0.01, 0), (0.02, 2)):
+        changed = {**PARAMS, "rl": {**PARAMS["rl"], "learning_rate": rate}}
+        (tmp_path / "params.yaml").write_text(yaml.safe_dump(changed))
+        assert verdict.main(["rloo"]) == code
+    assert "rloo 1: changed since it was run: RLOO is better." in capsys.readouterr().out
 
 
 def test_judging_again_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,6 +113,18 @@ def test_a_run_of_each_arm_of_older_code_is_repeated(tmp_path: Path) -> None:
     page = conditions(one, saved(tmp_path), "e" * 16)
     assert "8 of 8 runs are of older code; one run of each of their arms, repeated" in page
     assert "which may or may not bear on them" in conditions(one, saved(tmp_path), "d" * 16)
+
+
+def test_only_a_run_of_older_code_confirms_it(tmp_path: Path) -> None:
+    """Contract: where an arm's first seed was made by today's code, the lowest seed of older code is repeated."""
+    one = experiment(tmp_path)
+    run(tmp_path, one)
+    content = saved(tmp_path)
+    content["runs"]["grpo/0"]["code"] = content["runs"]["grpo/1"]["code"] = "e" * 16
+    result_path(tmp_path, "rloo").write_text(json.dumps(content))
+    runner = newer(tmp_path)
+    assert confirm(Session(tmp_path, "rloo", one, PARAMS, runner, jobs=2))
+    assert sorted(runner.played) == ["grpo/2", "rloo/0"]
 
 
 def test_a_repeated_run_that_differs_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -13,10 +14,14 @@ from stages.algorithms.registry import names
 from stages.claims import __main__ as stage
 from stages.claims.arms import arm_values, run_values, start_values
 from stages.claims.checks import check_environments, check_experiment
-from stages.claims.entries import load_entries
-from stages.claims.experiment import FOLDER, digest, load_experiment, slugs
+from stages.claims.entries import load_entries, with_profile
+from stages.claims.experiment import FOLDER, Experiment, load_experiment, slugs
 from stages.claims.plan import planned_runs
+from stages.claims.results import Results
+from stages.claims.session import drop_outdated
 from stages.params import ROOT, load_params
+from stages.records.sections import params_hash
+from stages.reporting.board.rows import saved_results
 from stages.runtime.validation import ParamsError
 
 
@@ -120,6 +125,33 @@ def test_every_shipped_experiment_is_valid_and_in_dvc_yaml() -> None:
     assert pipeline["matrix"]["method"] == slugs(ROOT)
 
 
+def shipped() -> list[tuple[str, Experiment, dict[str, Any]]]:
+    """Every experiment's name, and the params.yaml that it starts from."""
+    params = load_params(ROOT / "params.yaml").model_dump()
+    found = {slug: load_experiment(ROOT / FOLDER / f"{slug}.yaml") for slug in slugs(ROOT)}
+    return [(slug, one, with_profile(ROOT, one.profile, params)) for slug, one in found.items()]
+
+
+def test_nothing_is_claimed_twice() -> None:
+    """Contract: no two claims, mirrored or in different experiments, compare equal arms by the same metric."""
+    claims: dict[Any, list[str]] = {}
+    for slug, one, params in shipped():
+        tune = one.tune.model_dump_json() if one.tune else ""
+        arms = {run.arm: (one.environment, run.key, tune * one.trains(run.arm)) for run in planned_runs(one, params, seeds=[0])}
+        for number, claim in enumerate(one.claims, start=1):
+            compared = frozenset((arms[claim.arm], arms[claim.against])), claim.metric, claim.fresh_from
+            claims.setdefault(compared, []).append(f"{slug} {number}")
+    assert [names for names in claims.values() if len(names) > 1] == []
+
+
+def test_no_shipped_verdict_is_of_other_settings() -> None:
+    """Contract: a changed params.yaml leaves no verdict on the board that its runs do not support; `python -m stages.claims
+    --judge` drops them."""
+    for slug, one, params in shipped():
+        if (saved := saved_results(ROOT, slug, one)) is not None and saved["runs"]:
+            assert drop_outdated(one, params, Results.load(ROOT, slug)) == 0, slug
+
+
 def test_unknown_experiment_is_rejected(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr("sys.argv", ["claim", "lite-ppo"])
@@ -131,7 +163,7 @@ def test_unset_keys_do_not_change_the_digest() -> None:
     """Contract: only the keys that an experiment sets are hashed, so results stay valid when the format gets another key."""
     claim = {key: one for key, one in SPEC["claims"][0].items() if key != "says"} | {"margin": 0.05}
     values = {key: SPEC[key] for key in ("environment", "budget", "shared", "arms")}
-    assert experiment().fixed == digest({**values, "claims": [claim]})
+    assert experiment().fixed == params_hash({**values, "claims": [claim]})
 
 
 def test_rewording_a_claim_keeps_its_results() -> None:

@@ -14,6 +14,7 @@ from stages.claims.checks import check_experiment
 from stages.claims.experiment import FOLDER, Experiment
 from stages.claims.plan import metrics_of, planned_runs
 from stages.control.problems import PROBLEMS
+from stages.reporting.board.conditions import conditions
 from stages.reporting.board.experiment_page import LANES
 from stages.reporting.board.pages import pages as board_pages
 from stages.runtime.validation import ParamsError
@@ -41,6 +42,17 @@ def test_offline_lane_has_its_own_settings() -> None:
     bad = Experiment.model_validate({**OFFLINE, "arms": {"mse": {"updates": 0}, "hl_gauss": {}}})
     with pytest.raises(ParamsError, match=r"x\.yaml: arm 'mse'.*updates.*greater than or equal to 1"):
         check_experiment(bad, PARAMS, "x.yaml")
+
+
+def test_intervals_of_control_problems_are_over_all_that_is_random() -> None:
+    """Contract: no page says of a problem whose seeds draw their own tasks that its intervals leave the tasks out."""
+    one = Experiment.model_validate(OFFLINE)
+    saved = {"claims": [{"looks": [{"clusters": 0}]}], "runs": {}, "trials": {}}
+    assert " each seed has its own dataset of games. Intervals are over seeds. " in conditions(one, saved, "0")
+    annotate = Experiment.model_validate(CHOICE)
+    assert "do not contain the error of drawing other tasks" in conditions(annotate, saved, "0")
+    labels = annotate.model_copy(update={"lane": "labels"})
+    assert "each has its own known trees, but all have the same tasks of `search`." in conditions(labels, saved, "0")
 
 
 def test_annotate_lane_evaluates_sft_and_seeds_all_stages() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,13 @@ from typing import Any
 import pytest
 from rloo_experiment import CHOICE, PARAMS, SPEC, experiment, fill, outcome, write
 
-from stages.claims.experiment import Experiment, digest
+from stages.claims.experiment import Experiment
 from stages.claims.judging import write as write_results
 from stages.claims.plan import planned_runs, shaping
 from stages.claims.results import Results
 from stages.claims.rows import Tables, curve_of, paths, task_rows
 from stages.claims.session import drop_outdated
+from stages.records.sections import params_hash
 
 
 def missing(results: Results, runs: list) -> list[str]:
@@ -48,11 +50,11 @@ def test_run_key_depends_only_on_its_parameters() -> None:
     runs = planned_runs(experiment(), PARAMS)
     assert [run.key for run in runs] == [run.key for run in planned_runs(more, PARAMS)]
     for run in (runs[0], runs[-1]):
-        assert run.key == digest(shaping(experiment(), run.values))
+        assert run.key == params_hash(shaping(experiment(), run.values))
     assert len({run.key for run in runs}) == 2 * 20
     annotate = Experiment.model_validate(CHOICE)
     for run in planned_runs(annotate, PARAMS, seeds=[0, 1, 5]):
-        assert run.key == digest(shaping(annotate, run.values)), run.name
+        assert run.key == params_hash(shaping(annotate, run.values)), run.name
 
 
 def test_run_without_a_metric_is_repeated_unless_rows_give_it() -> None:
@@ -82,7 +84,18 @@ def test_run_without_a_metric_is_repeated_unless_rows_give_it() -> None:
         assert results.missing([replace(run, required=(metric,))]), metric
 
 
-def curve(successes: list[float]) -> list[dict[str, Any]]:
+def test_steps_to_success_follow_from_the_curve_of_a_reused_run() -> None:
+    """Contract: steps 10, 20, 30 ... whose last five have .4, .6 and .76 on average after 5, 6 and 7: 150, 210 and 280 in all. At
+    the last step the run's budget, which no table has, may have ended it, and shares that are never reached are unknown."""
+    rates = [0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.0, 1.0]
+    tables = Tables(curves={"a/0": curve(rates), "a/1": curve([0.1, None, 0.3])})
+    found = {share: tables.value("a/0", f"history.steps_to_success.{share}") for share in (40, 60, 76, 88, 90)}
+    assert found == {40: 150.0, 60: 210.0, 76: 280.0, 88: None, 90: None}
+    assert tables.value("a/1", "history.steps_to_success.10") is None
+    assert tables.value("b/0", "history.steps_to_success.10") is None
+
+
+def curve(successes: Sequence[float | None]) -> list[dict[str, Any]]:
     return [
         {"step": step, "environment_steps": 10 * step, "success": success, "reward_mean": success}
         | dict.fromkeys(("entropy", "pair_accuracy", "loss"))

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from stages.claims.runner import ExperimentRunner, clean_commit, read_metric
+from stages.claims.runner import DVC, SOURCES, ExperimentRunner, clean_commit, read_metric
 from stages.evaluation.panels import EVALUATION_SCHEMA
 from stages.records.episode import write_table
 from stages.runtime.workspace import EvaluationWorkspace, RunFailedError
@@ -133,6 +134,31 @@ def test_clean_commit_rejects_uncommitted_stages(tmp_path: Path) -> None:
     (tmp_path / "stages/a.py").write_text("b")
     with pytest.raises(RunFailedError, match=r"commit these changes first:\n *M stages/a.py"):
         clean_commit(tmp_path)
+
+
+def test_a_workspace_finds_in_the_cache_what_another_has_made(tmp_path: Path) -> None:
+    """Contract: starts that agree in their first stages (arms that differ in annotate) run these once."""
+    files = {
+        ".dvcignore": (Path(__file__).parents[2] / ".dvcignore").read_text(),
+        "dvc.yaml": "stages: {one: {cmd: python -m stages.one, deps: [stages, params.yaml], outs: [out]}}",
+        "params.yaml": "",
+        "stages/one.py": "import stages.two\nopen('out', 'w').write(stages.two.TEXT)",
+        "stages/two.py": "TEXT = 'done'",
+        **{f"{name}/a": "a" for name in SOURCES if name.startswith("data/")},
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    for arguments in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a"]):
+        subprocess.run(["git", *arguments], cwd=tmp_path, check=True)
+    runner = ExperimentRunner(tmp_path, clean_commit(tmp_path))
+    for name, said in (("first", "Running stage 'one'"), ("second", "Stage 'one' is cached - skipping run")):
+        workspace = EvaluationWorkspace(tmp_path / "runs" / name)
+        runner._check_out(workspace)
+        subprocess.run([sys.executable, "-c", "import stages.two"], cwd=workspace.folder, check=True)  # leaves __pycache__
+        workspace.python(["-c", DVC, "repro"], 1)
+        assert said in (workspace.folder / "run.log").read_text()
+        assert (workspace.folder / "out").read_text() == "done"
 
 
 def test_a_pre_trained_model_is_linked_into_workspaces(tmp_path: Path) -> None:

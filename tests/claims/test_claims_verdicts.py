@@ -100,6 +100,23 @@ def test_rows_of_one_panel_add_the_error_over_clusters(tmp_path: Path) -> None:
     assert report(one, results)["claims"][0]["looks"][0]["clusters"] == 0
 
 
+def test_a_look_is_over_its_own_runs() -> None:
+    """Contract: later runs on another panel, or without rows, change no look that was taken before them."""
+    one, gain = experiment(looks=[4, 6], claims=[{**SPEC["claims"][0], "threshold": 0.0}]), {"rloo": 1, "grpo": 0}
+    values = dict.fromkeys(("reward", "turns", "tokens", "accepted", "cost"), 0.0)
+    panel = [{"task_id": f"t{n}", "cluster": f"c{n % 5}", "difficulty": 1.0, "attempts": 20} | values for n in range(10)]
+    results = Results()
+    for run in planned_runs(one, PARAMS):
+        rows = [{**row, "successes": 5 + (7 * n + 3 * run.seed) % 4 + gain[run.arm]} for n, row in enumerate(panel)]
+        rows[run.seed]["successes"] += 2 * gain[run.arm]
+        results.add(run, replace(outcome(sum(row["successes"] for row in rows) / 200), rows=rows if run.seed < 4 else []))
+        if run.name == "grpo/3":
+            before = report(one, results)["claims"][0]
+    after = report(one, results)["claims"][0]
+    assert [look["clusters"] for look in before["looks"]] == [5]
+    assert (after["looks"], after["verdict"]) == (before["looks"], before["verdict"])
+
+
 def test_exploratory_claim_needs_fresh_seeds() -> None:
     """Contract: an exploratory claim is not reproduced by seeds that were already seen; the fresh ones decide it."""
     results, numbers = Results(), (*RLOO, *RLOO)

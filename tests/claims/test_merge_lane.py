@@ -11,9 +11,10 @@ import pytest
 from stages.claims.arms import run_values, start_values
 from stages.claims.checks import check_environments, check_experiment
 from stages.claims.experiment import Experiment
-from stages.claims.plan import planned_runs
+from stages.claims.plan import Outcome, planned_runs
 from stages.claims.results import Results, cost_in_seconds
 from stages.claims.runner import DVC, ExperimentRunner
+from stages.claims.tuning import check_trial, chosen_values, trial_runs
 from stages.evaluation.panels import EVALUATION_SCHEMA
 from stages.records.episode import write_table
 from stages.runtime.validation import ParamsError
@@ -114,6 +115,54 @@ def test_a_merge_setting_repeats_the_runs_of_its_arm() -> None:
     assert len(set(keys.values())) == 3
     other = {run.name: run.key for run in planned_runs(one, {**PARAMS, "merge": {"ram": {"eps": "10%"}}}, seeds=[0])}
     assert all(keys[name] != other[name] for name in keys)
+
+
+TUNED: dict[str, Any] = {
+    **{**MERGES, "tune": {"key": "merge.lam", "values": [0.5, 1.0]}},
+    "arms": {
+        **{**MERGES["arms"], "ram_plus": {"merge": {"method": "ram_plus"}}},
+        "task_arithmetic": {"merge": {"method": "task_arithmetic", "lam": 1.0}},
+    },
+}
+
+
+def test_arms_whose_method_reads_the_key_are_tuned_on_validation_tasks() -> None:
+    """Contract: linear has no lam, one arm has set its own, and the SFT policy is not merged; trials play 96 validation tasks of
+    every domain, with their own specialists; the better value becomes the arm's."""
+    one = Experiment.model_validate(TUNED)
+    check_experiment(one, PARAMS, "x.yaml")
+    params = {**PARAMS, "curate": {}}
+    trials = trial_runs(one, params)
+    assert [trial.name for trial in trials] == ["ram_plus/0.5/1000", "ram_plus/1.0/1000"]
+    for trial, lam in zip(trials, (0.5, 1.0), strict=True):
+        assert trial.values["merge"]["lam"] == lam
+        assert (trial.values["evaluate"]["split"], trial.values["curate"]["valid"]) == ("valid", 96)
+        assert trial.values["rl"]["seed"] == 1000
+    results = Results()
+    for trial, success in zip(trials, (0.7, 0.6), strict=True):
+        results.add(trial, Outcome({"panel.success": success}, 0, 1.0, "c", ""))
+    chosen = chosen_values(one, results)
+    assert chosen == {"ram_plus": 0.5}
+    runs = {run.name: run for run in planned_runs(one, params, chosen, seeds=[0])}
+    assert runs["ram_plus/0"].values["merge"]["lam"] == 0.5
+    assert "lam" not in runs["linear/0"].values["merge"]
+    short = Outcome({}, 0, 1.0, "c", "", rows=[{}] * 150)
+    with pytest.raises(RunFailedError, match="x played 75 validation tasks"):
+        check_trial("x", short, len(one.domains))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tune": {"key": "rl.learning_rate", "values": [0.1, 0.2]}}, "lane merge tunes a key of section merge"),
+        ({"tune": {"key": "merge.density", "values": [0.1, 0.2]}}, "the method of no arm reads merge.density"),
+        ({"arms": MERGES["arms"]}, "arm ram_plus: name its merge.method"),
+        ({"untuned": "no time"}, "is for lane rl; remove it"),
+    ],
+)
+def test_what_no_merge_can_be_tuned_by_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Experiment.model_validate({**TUNED, **changes})
 
 
 @pytest.mark.parametrize(("lane", "environment"), [("merge", "search"), ("annotate", "textworld+search")])

@@ -25,7 +25,7 @@ def left(why: str = "") -> Routed:
 
 
 def taken(text: str) -> Routed:
-    return Routed("specialist 0", 0, Answer(text, 1.0, 4))
+    return Routed("specialist 0", 0, Answer(text, 1.0))
 
 
 def test_fallbacks_above_the_share_start_a_round():

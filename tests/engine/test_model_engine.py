@@ -92,6 +92,21 @@ def test_forks_and_snapshots_sample_like_the_original(engine: ModelEngine) -> No
     assert isinstance(engine, Engine)
 
 
+def test_fed_tokens_are_counted_wherever_they_are_fed(engine: ModelEngine) -> None:
+    """Contract: `fed_tokens` are those of prompts and observations, each once: also of a prompt that is fed for its forks or is
+    only read."""
+    root = engine.open(random_tokens(1, 30))
+    forks = engine.fork(root, 2)
+    assert (engine.counters["fed_tokens"], engine.counters["forked_tokens"]) == (30, 60)
+    ask(engine, forks[0], max_tokens=4)
+    assert engine.counters["fed_tokens"] == 30
+    engine.extend(forks[0], random_tokens(2, 5))
+    ask(engine, forks[0], 8, max_tokens=4)
+    assert engine.counters["fed_tokens"] == 36, "a turn's last token is fed with what follows it"
+    engine.read([engine.open(random_tokens(3, 7))])
+    assert engine.counters["fed_tokens"] == 43
+
+
 def test_turns_end_at_stop_token_limit_or_context(model: Any, engine: ModelEngine) -> None:
     greedy = ask(engine, engine.open([5] * 4), temperature=0.0, max_tokens=1).token_ids[0]
     stopping = ModelEngine(model, [greedy], 16)

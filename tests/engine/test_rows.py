@@ -10,16 +10,19 @@ from architectures import make
 from torch import Tensor
 
 from stages.engine import self_check
-from stages.engine.self_check import COUNTS, rows_that_differ
+from stages.engine.self_check import COUNTS, rows_that_differ, warn_of_bfloat16
 from stages.engine.slots import LEAST_ROWS
 from stages.engine.torch_engine import TorchEngine
 
 
 @pytest.fixture(autouse=True)
 def forget() -> Iterator[None]:
-    rows_that_differ.cache_clear()
+    cached = (rows_that_differ, warn_of_bfloat16)
+    for one in cached:
+        one.cache_clear()
     yield
-    rows_that_differ.cache_clear()
+    for one in cached:
+        one.cache_clear()
 
 
 @pytest.mark.parametrize("shape", [(160, 160), (512, 160), (160, 512), (894, 160)])
@@ -41,3 +44,18 @@ def test_a_processor_whose_sums_depend_on_the_number_of_rows_is_named(
     error = capsys.readouterr().err
     assert f"products of {LEAST_ROWS} rows with a" in error
     assert "results will depend on resources.workers" in error
+
+
+@pytest.mark.parametrize("supported", ["_is_avx512_bf16_supported", "_is_amx_tile_supported", None])
+def test_a_processor_without_bfloat16_is_named(
+    supported: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Contract: where bfloat16 has no instructions, which costs speed, a run in it says so once; one in float32 does not."""
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
+        monkeypatch.setattr(torch.cpu, name, lambda name=name: name == supported)
+    TorchEngine(make("llama"), [], slots=4, max_length=64)
+    assert "bfloat16" not in capsys.readouterr().err
+    for _ in range(2):
+        TorchEngine(make("llama").bfloat16(), [], slots=4, max_length=64)
+    assert capsys.readouterr().err.count("set resources.precision to float32") == (0 if supported else 1)

@@ -113,7 +113,6 @@ def test_optimal_values_are_discounted_distances(domain: KeydoorDomain, tasks: l
 def test_tabular_policies_and_invalid_policies() -> None:
     table = {"s": {"A": 3.0, "b": 1.0, "refused": 4.0}}
     assert from_table(table)("s", 0, ("a", "b", "c")) == {"a": 3 / 8, "b": 1 / 8, "c": 0.0}
-    assert from_table(table, prior=1.0)("s", 0, ("a", "b")) == {"a": 4 / 10, "b": 2 / 10}
     assert from_table(table)("t", 0, ("a", "b")) == {"a": 0.5, "b": 0.5}
     task, settings = hand_task(hand_world()), KeydoorSettings(max_turns=2)
     for bad in ({"look": 1.5}, {"look": -0.1}, {"fly": 0.5}):

@@ -119,7 +119,7 @@ def test_eps_as_a_share_is_counted_over_all_tensors(tmp_path: Path) -> None:
     assert 0.2 < get_merger("ram_plus").change_thresholds(params, result.totals)[0] < 2.0
 
 
-@pytest.mark.parametrize("eps", ["101%", "-1%", "10", "%", 0.0])
+@pytest.mark.parametrize("eps", ["101%", "-1%", "10", "%", 0.0, "0%", "0.0%"])
 def test_bad_eps_is_refused(eps: object) -> None:
     with pytest.raises(MergeError, match=r"ram\.eps"):
         bound("ram", 2, ram={"eps": eps})

@@ -16,7 +16,7 @@ from stages.params import Params
 
 from .helpers import bound
 
-RESULT = MergeResult(tensors=1, entries=1, shards=1, totals=None)
+RESULT = MergeResult(tensors=1, entries=1, totals=None)
 
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
 

@@ -107,9 +107,9 @@ def test_sharded_output_has_a_valid_index(tmp_path: Path) -> None:
     """Contract: shard_bytes limits a file; the index names every tensor's file; the values equal those of an unsharded output."""
     base, models = folders(tmp_path)
     merge_folders("ram_plus", models, base, tmp_path / "one", bound("ram_plus", 2), seed=0)
-    result = merge_folders("ram_plus", models, base, tmp_path / "many", bound("ram_plus", 2), seed=0, shard_bytes=150)
+    merge_folders("ram_plus", models, base, tmp_path / "many", bound("ram_plus", 2), seed=0, shard_bytes=150)
     index = json.loads((tmp_path / "many" / "model.safetensors.index.json").read_text())
-    assert result.shards == len(set(index["weight_map"].values())) == 4
+    assert len(set(index["weight_map"].values())) == 4
     assert index["metadata"]["total_size"] == 4 * sum(torch.Size(shape).numel() for shape in SHAPES.values())
     whole = load_file(tmp_path / "one" / "model.safetensors")
     for name, file in index["weight_map"].items():

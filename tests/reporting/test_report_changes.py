@@ -235,9 +235,21 @@ def test_work_of_a_merge_that_trains(full_run: tuple[Path, Params]) -> None:
     found = this_run(replace(inputs, merge={**inputs.merge, **joint})).work["merge"]
     assert found == expected.model_copy(update={"sampled_tokens": 1070})
     played = {"episodes": 10, "successes": 3, "learnt": 2, "environment_steps": 25, "sampled_tokens": 80}
-    distil = {"distil": {"steps": 5, "train_loss": 0.1, "domains": {"search": played}}}
-    expected = Work(steps=5, episodes=10, environment_steps=25, sampled_tokens=80)
+    distil = {"distil": {"steps": 5, "trained_tokens": 70, "train_loss": 0.1, "domains": {"search": played}}}
+    expected = Work(steps=5, episodes=10, environment_steps=25, sampled_tokens=80, trained_tokens=70)
     assert this_run(replace(inputs, merge={**inputs.merge, **distil})).work["merge"] == expected
+
+
+def test_work_of_rl_includes_its_warm_start(full_run: tuple[Path, Params]) -> None:
+    """Contract: 20 steps on 900 tokens before RL are in the cost of rl, as its own steps and tokens are."""
+    inputs = load_inputs(*full_run)
+    given = inputs.domains["search"]
+    assert given.rl is not None
+    first = {"algorithm": "tree_bc", "steps": 20, "ledger/policy_tokens_trained": 900}
+    warmed = {**inputs.domains, "search": replace(given, rl={**given.rl, "warm_start": first})}
+    before, after = (this_run(each).work["rl@search"] for each in (inputs, replace(inputs, domains=warmed)))
+    more = {"steps": (before.steps or 0) + 20, "trained_tokens": (before.trained_tokens or 0) + 900}
+    assert after == before.model_copy(update=more)
 
 
 def test_outdated_run_is_not_kept(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

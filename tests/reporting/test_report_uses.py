@@ -9,19 +9,36 @@ from typing import Any
 
 import pytest
 
+from stages.claims.experiment import FOLDER, load_experiment
 from stages.params import ROOT, Params, parse_params
 from stages.records.sections import deep_merge
 from stages.reporting import annotation_uses
 from stages.reporting.blocks import Table, Text
 from stages.reporting.board.rows import rows as board_rows
-from stages.reporting.inputs import Inputs, load_inputs
-from stages.reporting.sections.uses import use_blocks, used
+from stages.reporting.inputs import ROLLOUTS, Inputs, load_inputs
+from stages.reporting.kept import Measured
+from stages.reporting.page import DETAILS, SUMMARY
+from stages.reporting.sections.search import search_section
+from stages.reporting.sections.uses import life_blocks, use_blocks, used
+from stages.reporting.this_run import this_run
+from stages.reporting.tree_life import ARMS, SLUG, bought
 
 CLAIM = {
     **{"says": "Values help.", "state": "undecided", "difference": "+1.0 points (−2.0 to +4.0)"},
     **{"gain": True, "cheaper": False, "checked": None},
 }
 MEASURED = {"claims": [CLAIM], "environment": "search", "environment_steps": 12000, "seeds": 5}
+
+
+LIFE = {
+    **{"environment": "search", "environment_steps": 12000, "seeds": 8, "target": 60, "tree_steps": 1500},
+    "arms": [
+        {"use": "RL", "trees": False, "success": 0.77, "curve": 0.7, "steps": 2960.0, "seconds": 54.1},
+        {"use": "paths", "trees": True, "success": 0.71, "curve": 0.66, "steps": 4460.0, "seconds": 60.8},
+        {"use": "pairs", "trees": True, "success": 0.78, "curve": 0.73, "steps": 2240.0, "seconds": 67.9},
+        {"use": "credit", "trees": True, "success": 0.77, "curve": 0.71, "steps": None, "seconds": 74.1},
+    ],
+}
 
 
 @pytest.fixture
@@ -50,6 +67,7 @@ def test_domains_without_uses_are_listed(inputs: Inputs) -> None:
         ({"algorithm": "step_dpo"}, ["preference pairs for RL"]),
         ({"algorithm": "tree_bc"}, ["correct paths for RL"]),
         ({"warm_start": {"algorithm": "tree_bc"}}, ["correct paths for RL"]),
+        ({"algorithm": "opsd", "settings": {"source": "trees"}}, ["solutions for the teacher"]),
     ],
 )
 def test_each_use_is_listed_for_its_domain(inputs: Inputs, rl: dict[str, Any], words: list[str]) -> None:
@@ -62,6 +80,29 @@ def test_each_use_is_listed_for_its_domain(inputs: Inputs, rl: dict[str, Any], w
     text = text_of(replace(inputs, params=params))
     assert f"search: {words[0]}." in text
     assert "Not used by later stages: textworld." in text
+
+
+def test_a_judge_model_is_a_use_unless_it_lies_elsewhere(inputs: Inputs) -> None:
+    """Contract: salmon's judge and critic are the model that annotate fits; a judge in a folder of the user's is not."""
+    rl: dict[str, Any] = {"algorithm": "salmon"}
+    fitted = {"judge_model": {"kind": "reward", "labels": "policy", "principles": {}}}
+    params = with_params(inputs, per_domain={"search": {"rl": rl, "annotate": fitted}})
+    assert used(params, "search") == ["critic initialised from the judge model", "rewards from the judge model"]
+    rl |= {"judge": {"local": {"path": "models/judge"}}, "critic": {"init": "policy"}}
+    assert used(with_params(inputs, per_domain={"search": {"rl": rl}}), "search") == []
+
+
+def test_domains_without_trees_are_not_called_unused(inputs: Inputs) -> None:
+    """Contract: where annotate.tasks is 0 the report says that the trees are off, and how they are switched off where idle."""
+    params = with_params(inputs, per_domain={"search": {"annotate": {"tasks": 0}}})
+    text = text_of(replace(inputs, params=params, uses=None))
+    assert "Off, and nothing needs it: search (annotate.tasks: 0)." in text
+    assert "Not used by later stages: textworld. The viewer of episodes shows the step-value model's values." in text
+    assert "annotate.tasks: 0 grows no trees" in text
+    off = {name: replace(given, annotate={"trees": 0}, nodes=[], labels=[], pairs=[]) for name, given in inputs.domains.items()}
+    shown = [block.text for block in search_section(replace(inputs, domains=off)).blocks if isinstance(block, Text)]
+    assert shown.count("No trees were grown: annotate.tasks is 0.") == 2
+    assert not any("dvc repro" in text for text in shown)
 
 
 def test_q_model_is_a_use_only_in_domains_that_have_one(inputs: Inputs) -> None:
@@ -142,3 +183,65 @@ def test_quoted_verdicts_match_the_board() -> None:
     assert {row.claim.against for row in rows} & set(annotation_uses.WITHOUT)
     assert any(claim["gain"] for claim in quoted["claims"])
     assert text == (ROOT / annotation_uses.FILE).read_text(encoding="utf-8")
+
+
+def test_what_the_trees_bought_counts_their_steps() -> None:
+    """Contract: 2,960 steps without trees; pairs save 720 of them, and the trees cost 1,500. A use that saved more would pay."""
+    table, text = life_blocks(LIFE)
+    assert isinstance(table, Table)
+    assert isinstance(text, Text)
+    assert [row[3:] for row in table.rows] == [
+        ["2,960", "2,960", "54"],
+        ["4,460", "5,960", "61"],
+        ["2,240", "3,740", "68"],
+        ["–", "–", "74"],
+    ]
+    assert "on the way to 60 % is pairs: 720 steps, which does not pay for them" in text.text
+    (_, cheap) = life_blocks({**LIFE, "tree_steps": 700})
+    assert isinstance(cheap, Text)
+    assert "720 steps, which pays for them" in cheap.text
+
+
+def test_cost_of_this_runs_trees_is_in_steps_and_seconds(inputs: Inputs) -> None:
+    measured = Measured(seconds=11.0, cpu_seconds=20.0, peak_bytes=1, peak_gpu_bytes=0, machine="m", runs=1)
+    kept = [this_run(inputs).model_copy(update={"measured": {"annotate@search": measured}})]
+    grown = {name: replace(given, annotate={"environment_steps": 1234}) for name, given in inputs.domains.items()}
+    own = replace(inputs, domains=grown, kept=kept, uses={**MEASURED, "life": LIFE})
+    text = text_of(own)
+    assert "Cost of this run's trees: textworld 1,234 environment steps; search 1,234 environment steps, 11 s (times" in text
+    assert "which does not pay for them" in text
+    assert "(times" not in text_of(replace(own, kept=[]))
+
+
+def test_the_experiment_on_the_life_is_read_as_its_page_has_it(tmp_path: Path) -> None:
+    """Contract: every arm of the table is one of the experiment's, and means are over the seeds that all of them have."""
+    experiment = load_experiment(ROOT / FOLDER / f"{SLUG}.yaml")
+    assert set(ARMS) <= set(experiment.arms)
+    found = bought(ROOT)
+    assert found is not None
+    assert found["seeds"] >= experiment.looks[0]
+    assert [arm["use"] for arm in found["arms"]] == [use for use, _ in ARMS.values()]
+    assert all(arm["steps"] is not None for arm in found["arms"])
+    assert bought(tmp_path) is None
+
+
+def test_a_run_without_rollouts_and_trees_has_a_whole_report(inputs: Inputs) -> None:
+    """Contract: every chapter is written where rollout.tasks and annotate.tasks are 0, and those of these stages say so."""
+    params = with_params(inputs, rollout={"tasks": 0}, annotate={"tasks": 0})
+    off = {
+        name: replace(
+            given,
+            annotate={"trees": 0, "iterations": 0, "environment_steps": 0, "policy_tokens": 0},
+            rollout={"tasks": 0, "episodes": 0},
+            episodes={source: rows for source, rows in given.episodes.items() if source != ROLLOUTS},
+            **{"nodes": [], "labels": [], "pairs": []},
+        )
+        for name, given in inputs.domains.items()
+    }
+    without = replace(inputs, params=params, domains=off)
+    found = [section for build in (*SUMMARY, *DETAILS) if (section := build(without)) is not None]
+    text = " ".join(block.text for section in found for block in section.blocks if isinstance(block, Text))
+    assert "search: no attempts were made: rollout.tasks is 0." in text
+    assert "No trees were grown: annotate.tasks is 0." in text
+    assert "dvc repro rollout@" not in text
+    assert "dvc repro annotate@" not in text

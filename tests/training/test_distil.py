@@ -79,6 +79,8 @@ def test_the_policy_learns_the_specialists_successes(make: Make) -> None:
         assert 0 < of_domain["learnt"] <= 12 * 2
     losses = context.tracker.metrics["distil/train_loss"]
     assert len(losses) == found["steps"]
+    learnt = sum(of_domain["learnt"] for of_domain in found["domains"].values())
+    assert found["trained_tokens"] >= 6 * 2 * learnt, "six epochs of at least two actions each"
     assert losses[-1] < 0.7 * losses[0]
     before, after = load_policy(context.data / "models/sft"), load_policy(context.data / "models/merged")
     assert before.hash != after.hash

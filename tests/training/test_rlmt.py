@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from stages import rl
-from stages.agent.settings import Model
+from stages.agent.settings import Model, Rollout
 from stages.algorithms.algorithm import resolve
 from stages.algorithms.parts.loss import kl_estimate, ppo_clip
 from stages.algorithms.parts.reward import EpisodeRewards
@@ -144,6 +144,7 @@ def test_parts_of_the_method() -> None:
 def test_a_marker_is_needed(extract: dict[str, Any] | None, thinking: Thinking | None, says: str | None) -> None:
     judge = {} if extract is None else {"extract": extract}
     resolved = resolve_section(Rl.model_validate({"algorithm": "rlmt", "judge": judge}), 128)
-    sections = {"annotate": Annotate.model_validate({"judge_model": {"kind": "reward"}}), "model": Model(thinking=thinking)}
+    fitted = Annotate.model_validate({"judge_model": {"kind": "reward"}})
+    sections = {"annotate": fitted, "model": Model(thinking=thinking), "rollout": Rollout()}
     problems = " ".join(contradictions(*resolved, partial(dict.__getitem__, sections)))
     assert (says in problems) if says else not problems

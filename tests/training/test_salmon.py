@@ -12,7 +12,7 @@ import torch
 
 from stages import rl
 from stages.agent.policy import load_policy
-from stages.agent.settings import Model
+from stages.agent.settings import Model, Rollout
 from stages.algorithms.algorithm import resolve
 from stages.algorithms.parts.loss import kl_estimate
 from stages.algorithms.resolve import contradictions, resolve_section
@@ -198,7 +198,7 @@ def test_critics_that_cannot_start_are_refused(section: dict[str, Any], says: st
 )
 def test_models_that_do_not_fit_are_refused(section: dict[str, Any], model: dict[str, Any], says: str) -> None:
     method, found = resolve_section(Rl.model_validate({"algorithm": "salmon", **section}), 128)
-    sections = {"annotate": Annotate.model_validate({"judge_model": model}), "model": Model()}
+    sections = {"annotate": Annotate.model_validate({"judge_model": model}), "model": Model(), "rollout": Rollout()}
     problems = " ".join(contradictions(method, found, partial(dict.__getitem__, sections)))
     assert says.replace("\\", "") in problems
 

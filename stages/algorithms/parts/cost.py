@@ -52,14 +52,6 @@ class Cost(Part):
     dear: Annotated[Positive, AppliesTo("bounds", "fixed")] = 1000.0
     """fixed: cost from which z is 0."""
 
-    def check_tools(self, name: str, domain: object) -> None:
-        """Raise ParamsError if the costs are those of priced tools, and the domain has none."""
-        if self.kind != "none" and not getattr(domain, "tools", tuple)():
-            raise ParamsError(
-                f"rl.cost.kind: {self.kind} needs priced tools, and {name} has none; set per_domain.search.environment.route, or "
-                f"cost.kind to none"
-            )
-
     def check(self, rl: Rl, method: Composition) -> None:
         if self.kind == "none":
             return

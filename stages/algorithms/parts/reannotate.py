@@ -73,6 +73,8 @@ class Reannotate(Part):
         except ValidationError as error:
             yield explain(error, shape, "rl.reannotate.annotate")
             return
+        if not given.tasks:
+            yield "rl.reannotate.annotate.tasks is 0, so that there would be no trees: set it above 0, or every to 0"
         if given.evaluation.kind != "rollout":
             yield (
                 f"rl.reannotate.annotate.evaluation.kind is {given.evaluation.kind}, which needs a model that annotate fits "

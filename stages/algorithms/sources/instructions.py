@@ -75,9 +75,6 @@ class Instructions(StaticTasks):
         """Whether the population changes at all."""
         return self.settings.evolve_every > 0 and self.settings.population > 1
 
-    def _of(self, number: int) -> Instruction:
-        return next(one for one in self.population if one.number == number)
-
     @property
     def best(self) -> Instruction:
         """Of highest weight, the oldest of ties."""

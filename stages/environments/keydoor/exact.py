@@ -28,18 +28,18 @@ def uniform(state_key: str, turn: int, admissible: Sequence[str]) -> dict[str, f
     return dict.fromkeys(admissible, 1.0 / len(admissible))
 
 
-def from_table(table: Mapping[str, Mapping[str, float]], prior: float = 0.0) -> Policy:
-    """The policy estimated from `table` (state key -> action, in any case -> count or probability; invalid actions allowed), with
-    `prior` added to the count of each admissible action. Uniform in states without counts."""
+def from_table(table: Mapping[str, Mapping[str, float]]) -> Policy:
+    """The policy estimated from `table` (state key -> action, in any case -> count or probability; invalid actions allowed).
+    Uniform in states without counts."""
 
     def policy(state_key: str, turn: int, admissible: Sequence[str]) -> dict[str, float]:
         counts: defaultdict[str, float] = defaultdict(float)
         for action, count in table.get(state_key, {}).items():
             counts[action_key(action)] += count
-        total = sum(counts.values()) + prior * len(admissible)
+        total = sum(counts.values())
         if total <= 0.0:
             return uniform(state_key, turn, admissible)
-        return {action: (counts[action_key(action)] + prior) / total for action in admissible}
+        return {action: counts[action_key(action)] / total for action in admissible}
 
     return policy
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from stages.merging.contract import CHANGE, MergeParams
 from stages.merging.deltas import DeltaMethod, task_vectors
@@ -77,6 +77,13 @@ class RamOptions(Section):
     """ram_plus: upper limit of the ratio shared / unique."""
     scope: Literal["global", "tensor"] = "global"
     """Whether overlap is measured over all weights or per tensor."""
+
+    @field_validator("eps")
+    @classmethod
+    def _counts_some(cls, value: float | str) -> float | str:
+        if isinstance(value, str) and float(value.removesuffix("%")) == 0:
+            raise ValueError(f"{value} of the weights would count as changed, which is none: give a share above 0, such as 10%")
+        return value
 
     @property
     def top(self) -> float | None:

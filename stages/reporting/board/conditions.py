@@ -24,11 +24,16 @@ OWN_STARTS = (
 )
 
 
-def _tasks(saved: Mapping[str, Any]) -> str:
+def _tasks(experiment: Experiment, saved: Mapping[str, Any]) -> str:
     """What intervals contain besides seeds."""
     clusters = {look["clusters"] for claim in saved["claims"] for look in claim["looks"]}
     if not clusters:
         return ""
+    if experiment.lane == "control":  # no panel of tasks is drawn: seeds are all that is random
+        return " Intervals are over seeds."
+    if experiment.lane == "labels":
+        domain = f"`{experiment.environment}`"
+        return f" Intervals are over seeds alone: each has its own known trees, but all have the same tasks of {domain}."
     if clusters == {0}:
         return " Intervals are over seeds alone, so they do not contain the error of drawing other tasks."
     shown = f"{min(clusters - {0})}" if len(clusters - {0}) == 1 else f"{min(clusters - {0})} to {max(clusters)}"
@@ -69,4 +74,4 @@ def conditions(experiment: Experiment, saved: Mapping[str, Any] | None, code: st
         text = OWN_STARTS if experiment.lane == "rl" and experiment.start == "own" else BY_LANE[experiment.lane]
     if saved is None or code is None:
         return text
-    return text + _tasks(saved) + _older_code(saved, code)
+    return text + _tasks(experiment, saved) + _older_code(saved, code)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from stages.claims.experiment import FOLDER, Claim, Experiment, is_share
+from stages.claims.plan import LEARNT
 from stages.claims.results import NOT_RUN
 from stages.claims.tuning import FIRST_SEED
 from stages.control.problems import PROBLEMS
@@ -22,7 +23,7 @@ LANES = {
     "rl": "no environment steps: all arms learn from the same offline episodes",
     "annotate": "no RL: each seed has its own SFT policy and trees, and the SFT policy plays the panel",
     "designs": "no training: searches are replayed on a table of every design's score, and intervals are over searches",
-    "merge": "the same specialists for all arms of a seed, whose training from one SFT policy is not in the times",
+    "merge": "the same specialists for all arms of a seed, trained from one SFT policy",
     "labels": "no training: labels and pairs of search trees are compared with exact values",
 }
 """What a run is, for experiments without a budget of environment steps."""
@@ -30,6 +31,8 @@ LANES = {
 GALLERY = "A gallery: it shows how training goes, one run beside the other, and judges nothing."
 
 Saved = Mapping[str, Any]
+Value = Callable[[str, str], float | None]
+"""(run's name, metric) -> its value, or None (`Results.value`)."""
 
 
 def page_of(slug: str) -> Path:
@@ -95,7 +98,7 @@ def _percents(values: Sequence[float]) -> str:
     return f"{percent(fmean(values))} ({', '.join(f'{100 * one:.1f}' for one in values)})" if values else NOTHING
 
 
-def _gate(experiment: Experiment, saved: Saved | None) -> str:
+def _gate(experiment: Experiment, saved: Saved | None, value: Value) -> str:
     gate = experiment.gate
     if gate is None:
         return f"No gate: {experiment.ungated}."
@@ -104,10 +107,14 @@ def _gate(experiment: Experiment, saved: Saved | None) -> str:
     def shares(low: float, high: float) -> str:
         return f"{100 * low:g} to {100 * high:g} %"
 
+    early, late, above = "early in training", "late in training", "above early"
+    seeds = range(len(found["first"]) if found else 0)
+    if any(value(f"{gate.baseline}/{seed}", LEARNT[0]) is None for seed in seeds):  # as `judge_gate` has it
+        early, late, above = "before training, as it has no curve", "after training, as it has no curve", "above before"
     figures = [
         ("success of the start on the panel", percent(found["start"]) if found else NOTHING, shares(*gate.start)),
-        ("of `{}` early in training", _percents(found["first"]) if found else NOTHING, NOTHING),
-        ("of `{}` late in training", _percents(found["last"]) if found else NOTHING, "above early (one-sided, 95 %)"),
+        (f"of `{{}}` {early}", _percents(found["first"]) if found else NOTHING, NOTHING),
+        (f"of `{{}}` {late}", _percents(found["last"]) if found else NOTHING, f"{above} (one-sided, 95 %)"),
         ("of `{}` on the panel afterwards", _percents(found["end"]) if found else NOTHING, shares(*gate.end)),
     ]
     for one in gate.require:
@@ -133,7 +140,7 @@ def _tuning(experiment: Experiment, saved: Saved | None) -> str:
             return NOTHING
         return f"**{percent(fmean(found))}**" if chosen.get(arm) == value else percent(fmean(found))
 
-    arms = [arm for arm in experiment.arms if experiment.trains(arm)]
+    arms = [arm for arm in experiment.arms if experiment.tunes(arm)]
     lines = [(f"`{arm}`", *(cell(arm, value) for value in tune.values)) for arm in arms]
     seeds = f"seed {FIRST_SEED}" if tune.seeds == 1 else f"seeds {FIRST_SEED} to {FIRST_SEED + tune.seeds - 1}"
     table = markdown_table(("arm", *(f"{value:g}" for value in tune.values)), lines)
@@ -164,15 +171,15 @@ def _settings(experiment: Experiment, saved: Saved | None) -> Iterable[str]:
     yield markdown_table(("arm", f"overrides of {base}", "success before training"), lines)
 
 
-def _means(experiment: Experiment, saved: Saved) -> str:
+def _means(experiment: Experiment, saved: Saved, value: Value) -> str:
     """The mean over seeds of each metric in `measured`, by arm; a dash if runs are missing or lack it."""
 
     def mean(arm: str, metric: str) -> str:
-        runs = [run for name, run in saved["runs"].items() if name.rpartition("/")[0] == arm]
-        values = [run["metrics"][metric] for run in runs if run["metrics"].get(metric) is not None]
-        if not values or len(values) < len(runs):
+        found = [value(name, metric) for name in saved["runs"] if name.rpartition("/")[0] == arm]
+        known = [one for one in found if one is not None]
+        if not known or len(known) < len(found):
             return NOTHING
-        return percent(fmean(values)) if is_share(metric) else f"{fmean(values):.3g}"
+        return percent(fmean(known)) if is_share(metric) else f"{fmean(known):.3g}"
 
     lines = ((f"`{arm}`", *(mean(arm, metric) for metric in experiment.measured)) for arm in experiment.arms)
     return "Means over seeds:\n\n" + markdown_table(("arm", *(f"`{metric}`" for metric in experiment.measured)), lines)
@@ -187,13 +194,13 @@ def _per_seed(row: Row) -> tuple[str, ...]:
         return f"{100 * value:.1f}" if is_share(claim.metric) else f"{value:.3g}"
 
     per_seed = {} if row.result is None else row.result["per_seed"]
-    arms = (f"`{arm}`: {', '.join(map(cell, per_seed.get(arm, [None])))}" for arm in (claim.arm, claim.against))
+    arms = (f"`{arm}`: {', '.join(map(cell, per_seed.get(arm) or [None]))}" for arm in (claim.arm, claim.against))
     return (str(row.number), f"`{claim.metric}`", *arms)
 
 
-def experiment_page(entry: Entry, curves: str, code: str | None, tradeoff: str = "") -> str:
+def experiment_page(entry: Entry, curves: str, code: str | None, value: Value, tradeoff: str = "") -> str:
     """The page. curves: the text about its learning curves, "" in lanes without any; code: hash of the code that a run would have
-    now, None if no run has been made; tradeoff: the text about cost against success, if any."""
+    now, None if no run has been made; value: of its runs; tradeoff: the text about cost against success, if any."""
     slug, experiment, of_slug, saved = entry.slug, entry.experiment, entry.rows, entry.saved
     chosen = f"PROFILE={experiment.profile} METHOD={slug}" if experiment.profile else f"METHOD={slug}"
     head = f"{experiment.paper}; `{experiment.switch}`. Run it: `make claims {chosen}`. [All experiments](README.md)."
@@ -207,12 +214,14 @@ def experiment_page(entry: Entry, curves: str, code: str | None, tradeoff: str =
     if tradeoff:
         parts.append(f"## Cost against success\n\n{tradeoff}")
     if experiment.lane == "rl" and of_slug:
-        parts += [f"## Gate\n\n{_gate(experiment, saved)}", f"## Tuning\n\n{_tuning(experiment, saved)}"]
+        parts += [f"## Gate\n\n{_gate(experiment, saved, value)}", f"## Tuning\n\n{_tuning(experiment, saved)}"]
+    elif experiment.tune is not None and of_slug:
+        parts.append(f"## Tuning\n\n{_tuning(experiment, saved)}")
     about = "What the verdicts are conditional on" if of_slug else "What the runs share"
     parts.append(f"## {about}\n\n{conditions(experiment, saved, code)}")
     parts += ["## Settings", *_settings(experiment, saved)]
     if saved is not None and experiment.measured:
-        parts.append(_means(experiment, saved))
+        parts.append(_means(experiment, saved, value))
     if of_slug:
         seeds = markdown_table(("claim", "metric", "arm, per seed", "against, per seed"), map(_per_seed, of_slug))
         parts.append(f"<details><summary>Numbers per seed</summary>\n\n{seeds}\n\n</details>")

@@ -40,8 +40,8 @@ RULES = (
     "better by at least the threshold, and *not reproduced* if it is better by less, worse or equivalent. A claim of "
     "non-inferiority is *reproduced* if the one-sided lower bound lies above the negative margin, and *not reproduced* if the "
     "interval lies below it; a claim of equivalence likewise, with both margins. An experiment whose gate fails (the start is "
-    "too good or too bad, or the baseline does not learn) decides nothing. Claims marked *exploratory* were added after a "
-    "look at results, and only fresh seeds can reproduce them."
+    "too good or too bad, or the baseline does not learn) decides nothing. Claims marked *exploratory* were added or changed "
+    "after a look at results, and only fresh seeds can reproduce them."
 )
 CAPTION = (
     "Each row is a claim (experiment and number: arm − the one it is compared with); a difference to the right is in the claim's "
@@ -89,7 +89,7 @@ def counts_table(found: list[Row]) -> str:
 def total_cost(results: Iterable[Mapping[str, Any]]) -> str:
     """Of all stored runs; one that several experiments use counts once."""
     distinct = {
-        (one["key"], one["commit"], one["seconds"]): one
+        (saved["environment"], one["key"], one["commit"], one["seconds"]): one
         for saved in results
         for one in (*saved["runs"].values(), *saved.get("trials", {}).values())
     }.values()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from stages.claims.code import code_of
 from stages.claims.experiment import FOLDER, Experiment
-from stages.claims.results import result_path
+from stages.claims.results import Results, result_path
 from stages.records.episode import read_json
 from stages.reporting.board.experiment_page import Saved, experiment_page, page_of
 from stages.reporting.board.figures import (
@@ -21,6 +22,7 @@ from stages.reporting.board.figures import (
 )
 from stages.reporting.board.index import PAGE, index_page, total_cost
 from stages.reporting.board.rows import entries
+from stages.reporting.figures.claim_curves import Curve
 
 NO_CURVES = "No curves are stored: the runs were made before curves were kept, or there are none yet."
 
@@ -28,6 +30,17 @@ NO_CURVES = "No curves are stored: the runs were made before curves were kept, o
 def _stored(root: Path, slugs: Iterable[str]) -> Iterable[Saved]:
     """The results of all experiments, also of those that have changed since."""
     return (read_json(path) for slug in slugs if (path := result_path(root, slug)).exists())
+
+
+def _without_curve(arms: Iterable[str], curves: Mapping[str, Sequence[Curve]], saved: Saved) -> Iterable[str]:
+    """The arms of which runs have no curve, with the number of these runs if others have one."""
+    done = Counter(name.rpartition("/")[0] for name in saved["runs"])
+    for arm in arms:
+        drawn = len(curves.get(arm, ()))
+        if not drawn:
+            yield f"`{arm}`"
+        elif drawn < done[arm]:
+            yield f"`{arm}` ({done[arm] - drawn} of {done[arm]} runs)"
 
 
 def _curves(root: Path, slug: str, experiment: Experiment, saved: Saved | None) -> tuple[str, dict[Path, str]]:
@@ -39,7 +52,7 @@ def _curves(root: Path, slug: str, experiment: Experiment, saved: Saved | None) 
     if not curves:
         return NO_CURVES, {}
     figure = curves_figure(slug)
-    missing = [f"`{arm}`" for arm in training if arm not in curves]
+    missing = list(_without_curve(training, curves, saved)) if saved is not None else []
     note = f" No curve: {', '.join(missing)}." if missing else ""
     text = (
         f"![Success while training, by arm]({figure.relative_to(FOLDER).as_posix()})\n\nSuccess of the episodes played while "
@@ -70,7 +83,8 @@ def pages(root: Path) -> dict[Path, str]:
         text, drawn = _curves(root, slug, experiment, saved)
         traded, curve = _tradeoff(slug, experiment, saved)
         code = code_of(root, experiment.program) if saved is not None else None
-        files |= {page_of(slug): experiment_page(entry, text, code, traded), **drawn, **curve}
+        page = experiment_page(entry, text, code, Results.load(root, slug).value, traded)
+        files |= {page_of(slug): page, **drawn, **curve}
     claims = [row for entry in found.values() for row in entry.rows]
     plot = forest_svg(claims)
     if plot is not None:

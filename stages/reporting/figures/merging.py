@@ -14,7 +14,7 @@ FULL = 0.45
 """Opacity of a cell of value 1: text on it has a contrast of 4.4:1 in both colour schemes."""
 
 
-def heat_cells(axes: Any, table: Sequence[Sequence[float | None]], texts: Sequence[Sequence[str]], tint: str = "merged") -> None:
+def heat_cells(axes: Any, table: Sequence[Sequence[float | None]], texts: Sequence[Sequence[str]]) -> None:
     """A heat map of shares in [0, 1], by opacity of one colour; None stays empty."""
     from matplotlib.patches import Rectangle
 
@@ -22,7 +22,7 @@ def heat_cells(axes: Any, table: Sequence[Sequence[float | None]], texts: Sequen
         for column, value in enumerate(values):
             share = 0.0 if value is None else min(1.0, max(0.0, value))
             axes.add_patch(
-                Rectangle((column - 0.49, row - 0.46), 0.98, 0.92, facecolor=colour(tint), alpha=FULL * share, linewidth=0)
+                Rectangle((column - 0.49, row - 0.46), 0.98, 0.92, facecolor=colour("merged"), alpha=FULL * share, linewidth=0)
             )
             axes.text(column, row, texts[row][column], ha="center", va="center", fontsize=8)
     axes.set_xlim(-0.5, len(table[0]) - 0.5)

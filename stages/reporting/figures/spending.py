@@ -20,7 +20,7 @@ def _bars(value: Estimate, scale: float) -> list[list[float]]:
     return [[scale * (mean - value.get("low", mean))], [scale * (value.get("high", mean) - mean)]]
 
 
-def spending(points: Mapping[str, tuple[Estimate, Estimate]], unit: str = "cost per attempt", line: bool = False) -> Figure:
+def spending(points: Mapping[str, tuple[Estimate, Estimate]], line: bool = False) -> Figure:
     """points: name -> (cost, success as a share). line: join them in their order, as a curve over a setting."""
     figure, axes = new_figure((5.2, 3.2))
     panel: Any = axes
@@ -35,6 +35,6 @@ def spending(points: Mapping[str, tuple[Estimate, Estimate]], unit: str = "cost 
     panel.set_ylim(0, 100)
     panel.set_xlim(left=0)
     panel.margins(x=0.15)
-    panel.set_xlabel(unit, loc="left")
+    panel.set_xlabel("cost per attempt", loc="left")
     panel.set_ylabel("success, %")
     return figure

@@ -148,7 +148,9 @@ def rollout_section(inputs: Inputs) -> Section:
     drawings: list[Drawing] = []
     numbers: list[Block] = []
     for index, (domain, given) in enumerate(inputs.domains.items()):
-        if given.rollout is None:
+        if (given.rollout or {}).get("tasks") == 0:
+            section.blocks.append(Text(f"{domain}: no attempts were made: rollout.tasks is 0."))
+        elif given.rollout is None:
             section.blocks.append(missing(f"reports/rollout/{domain}.json", f"rollout@{domain}"))
         else:
             shares = given.rollout.get("pass_at_k") or {}

@@ -124,9 +124,12 @@ def _node_figures(domain: str, index: int, nodes: Sequence[Mapping[str, Any]]) -
 
 
 def _domain_blocks(domain: str, index: int, given: DomainInputs, limits: tuple[float, float]) -> list[Block]:
+    source = f"reports/annotate/{domain}.json"
     blocks: list[Block] = [Heading(domain)]
+    if (given.annotate or {}).get("trees") == 0:
+        return [*blocks, Text("No trees were grown: annotate.tasks is 0."), *all_numbers(given.annotate, source)]
     if given.annotate is None:
-        blocks.append(missing(f"reports/annotate/{domain}.json", f"annotate@{domain}"))
+        blocks.append(missing(source, f"annotate@{domain}"))
     drawings: list[Drawing] = []
     if given.nodes:
         drawings = _node_figures(domain, index, given.nodes)
@@ -137,7 +140,7 @@ def _domain_blocks(domain: str, index: int, given: DomainInputs, limits: tuple[f
         caption = f"{domain}: reliability diagram of the step-value model on held-out trees, area by count."
         drawings.append(draw(f"calibration-{slug(domain)}", caption, reliability, bins, index))
     elif given.annotate is not None:
-        blocks.append(Text(f"reports/annotate/{domain}.json has no calibration of the step-value model.", tone="note"))
+        blocks.append(Text(f"{source} has no calibration of the step-value model.", tone="note"))
     if drawings:
         blocks.append(Figures(drawings))
     if given.nodes:
@@ -149,7 +152,7 @@ def _domain_blocks(domain: str, index: int, given: DomainInputs, limits: tuple[f
         blocks.append(Figures([draw(f"tree-{slug(domain)}", caption, search_tree, tree, index, limits)]))
         if len(most_visited_path(tree)) > 1:
             blocks.append(path_table(tree))
-    return blocks + all_numbers(given.annotate, f"reports/annotate/{domain}.json")
+    return blocks + all_numbers(given.annotate, source)
 
 
 def search_section(inputs: Inputs) -> Section:

@@ -5,40 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stages.algorithms.parts.critic import learns_values
-from stages.algorithms.parts.guidance import plays_guided
 from stages.algorithms.resolve import resolve_section, warm_start_of
+from stages.algorithms.stage_uses import uses_of
 from stages.params import Params
-from stages.reporting.blocks import Block, Heading, Table, Text, number
+from stages.reporting.blocks import Block, Heading, Table, Text, number, percent
 from stages.reporting.inputs import Inputs
+from stages.reporting.kept import Measured
+from stages.runtime.speed import duration
 
 TITLE = "Use of the annotations"
 SWITCHES = (
-    "rl.credit.kind, rl.critic.init, rl.curriculum.kind, rl.algorithm (step_dpo and others), annotate.q_model.init, and models "
-    "with +q in evaluate.models"
+    "rl.credit.kind, rl.critic.init, rl.curriculum.kind, rl.algorithm and rl.warm_start (tree_bc, step_dpo and others), "
+    "annotate.q_model.init, and models with +q in evaluate.models; annotate.tasks: 0 grows no trees"
 )
 
 
 def used(params: Params, domain: str) -> list[str]:
     """The uses that later stages make of a domain's annotations; [] for none."""
     method, rl = resolve_section(params.section("rl", domain), params.model.max_length)
-    found = []
-    first = warm_start_of(rl)
-    for learns, section in ((method, rl), *([first] if first else [])):
-        if learns.data == "pairs" and section.preference.source in ("trees", "all"):
-            found.append("preference pairs for RL")
-        if learns.data == "paths":
-            found.append("correct paths for RL")
-        if plays_guided(section) and section.guidance.source == "mcts":
-            found.append("hints for guided attempts")
-    if rl.credit.kind == "annotated":
-        found.append("step credit from the step-value model")
-    if rl.credit.kind == "progress" and rl.credit.step_reward == "spa":
-        found.append("step rewards from the progress estimator")
-    if learns_values(rl) and rl.critic.init == "value_model":
-        found.append("critic initialised from the step-value model")
-    if rl.curriculum.kind == "value" and method.data == "episodes":
-        found.append("task curriculum from the step-value model")
+    found = [use.what for use in uses_of(method, rl, warm_start_of(rl))]
     q_model = params.section("annotate", domain).q_model
     if q_model.kind == "regression" and q_model.init == "value_model":
         found.append("Q-model initialised from the step-value model")
@@ -47,10 +32,14 @@ def used(params: Params, domain: str) -> list[str]:
     return found
 
 
-def _this_run(uses: Mapping[str, list[str]]) -> list[Block]:
+def _this_run(params: Params, uses: Mapping[str, list[str]]) -> list[Block]:
     blocks: list[Block] = [Text(f"{domain}: {'; '.join(found)}.") for domain, found in uses.items() if found]
-    if unused := [domain for domain, found in uses.items() if not found]:
-        blocks.append(Text(f"Not used by later stages: {', '.join(unused)}. Switches: {SWITCHES}."))
+    unused = [domain for domain, found in uses.items() if not found]
+    if off := [domain for domain in unused if not params.section("annotate", domain).tasks]:
+        blocks.append(Text(f"Off, and nothing needs it: {', '.join(off)} (annotate.tasks: 0)."))
+    if idle := [domain for domain in unused if domain not in off]:
+        readers = " The viewer of episodes shows the step-value model's values." if params.report.state_values else ""
+        blocks.append(Text(f"Not used by later stages: {', '.join(idle)}.{readers} Switches: {SWITCHES}."))
     return blocks
 
 
@@ -82,13 +71,62 @@ def _summary(measured: Mapping[str, Any], uses: Mapping[str, list[str]]) -> str:
     return f"No use has a significant gain over the same run without annotations.{note}"
 
 
+def life_blocks(life: Mapping[str, Any]) -> list[Block]:
+    """What each use of the trees bought in the experiment `lifecycle` (stages/reporting/tree_life.py)."""
+    trees = life["tree_steps"]
+    rows = []
+    for arm in life["arms"]:
+        all_steps = None if arm["steps"] is None or trees is None else arm["steps"] + trees * arm["trees"]
+        steps = [number(None if value is None else round(value)) for value in (arm["steps"], all_steps)]
+        rows.append([arm["use"], percent(arm["success"]), percent(arm["curve"]), *steps, number(round(arm["seconds"]))])
+    header = ("use", "success afterwards", "success while training", f"steps to {life['target']} %", "with the trees'", "seconds")
+    title = (
+        f"What the trees bought on {life['environment']} (means of {life['seeds']} seeds, {number(life['environment_steps'])} "
+        f"environment steps of RL)"
+    )
+    return [Table(title, header, rows, text_columns=1), Text(_paid(life))]
+
+
+def _paid(life: Mapping[str, Any]) -> str:
+    """Whether the use that saves most environment steps saves as many as the trees cost."""
+    source = "Verdicts: reports/claims/lifecycle.md."
+    known = [arm for arm in life["arms"] if arm["steps"] is not None]
+    alone, of_trees = [arm for arm in known if not arm["trees"]][:1], [arm for arm in known if arm["trees"]]
+    if not alone or not of_trees or life["tree_steps"] is None:
+        return source
+    best = min(of_trees, key=lambda arm: arm["steps"])
+    saved = round(alone[0]["steps"] - best["steps"])
+    pays = "which pays for them" if saved > life["tree_steps"] else "which does not pay for them"
+    return (
+        f"The trees cost {number(life['tree_steps'])} environment steps. What saves most of RL's on the way to "
+        f"{life['target']} % is {best['use']}: {number(saved)} steps, {pays}. {source}"
+    )
+
+
+def _trees_cost(inputs: Inputs) -> list[Block]:
+    """Environment steps of this run's trees, and the seconds of annotate in the newest kept run that has its times."""
+    steps = {domain: (given.annotate or {}).get("environment_steps") for domain, given in inputs.domains.items()}
+    grown = {domain: count for domain, count in steps.items() if count}
+    if not grown:
+        return []
+    measured: Mapping[str, Measured] = next((run.measured for run in reversed(inputs.kept) if run.measured), {})
+    timed = {domain: measured[f"annotate@{domain}"] for domain in grown if f"annotate@{domain}" in measured}
+    parts = [
+        f"{domain} {number(count)} environment steps" + (f", {duration(timed[domain].seconds)}" if domain in timed else "")
+        for domain, count in grown.items()
+    ]
+    return [Text(f"Cost of this run's trees: {'; '.join(parts)}{' (times of the newest kept run)' if timed else ''}.")]
+
+
 def use_blocks(inputs: Inputs) -> list[Block]:
-    """Heading, the uses of this run, and the board's verdicts."""
+    """Heading, the uses of this run and what the trees cost, what uses bought, and the board's verdicts."""
     uses = {domain: used(inputs.params, domain) for domain in inputs.params.domains}
-    blocks: list[Block] = [Heading(TITLE), *_this_run(uses)]
+    blocks: list[Block] = [Heading(TITLE), *_this_run(inputs.params, uses), *_trees_cost(inputs)]
     measured = inputs.uses
     if not measured:
         return blocks
+    if life := measured.get("life"):
+        blocks += life_blocks(life)
     title = (
         f"Measured on {measured['environment']} ({measured['seeds']} paired seeds, {number(measured['environment_steps'])} "
         "environment steps per RL run)"

@@ -41,8 +41,7 @@ class RlJob(Job):
             check_hidden(algorithm.rl, algorithm.method.data, domain)
         params = context.params
         self.context, self.algorithm, self.rl = context, algorithm, algorithm.rl
-        self.processes, self.domain = processes, domain
-        self.seed = seed_of(params, algorithm.rl)
+        self.processes, self.seed = processes, seed_of(params, algorithm.rl)
         self.chat = Chat(policy.tokenizer, params.model.thinking)
         self.max_length, self.tokens_per_batch = params.model.max_length, params.resources.tokens_per_batch
         self.curated = context.data / "curated" / context.domain

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from stages.agent.logprobs import States, predicting_states, score_tokens, token_logprobs
 from stages.agent.recompute import recompute_layers, recomputes
-from stages.agent.shared_prefixes import can_share, plan_shared, sharing_states
+from stages.agent.shared_prefixes import plan_shared, shares, sharing_states
 from stages.algorithms.algorithm import Algorithm
 from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.parts.credit import StepValues
@@ -79,7 +79,7 @@ class Models:
         device = processes.device
         policy.to(device)
         reference = reference_of(policy)
-        sharing = algorithm.rl.share_prefixes and can_share(policy)
+        sharing = algorithm.rl.share_prefixes and shares(policy)
         states = sharing_states if sharing else predicting_states
         critic, turn_critic = make_critics(algorithm, policy, annotated, states, seed, reference)
         if processes.sharded and (problem := algorithm.rl.advantage.unshardable):

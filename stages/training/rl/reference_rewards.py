@@ -114,7 +114,7 @@ class ReferenceRewards:
     stops = False
 
     def __init__(self, context: StageContext, algorithm: Algorithm, domain: Domain, tasks: Mapping[str, Task], seed: int) -> None:
-        self.context, self.params, self.domain, self.tasks, self.seed = context, algorithm.rl.references, domain, tasks, seed
+        self.params, self.domain, self.tasks, self.seed = algorithm.rl.references, domain, tasks, seed
         self.checks, self.made = StyleChecks(), Chains(domain, ReferenceTexts(context, domain), self.params)
         self._chains: dict[str, RewardChain] = {}
         self._step, self._parts = -1, dict[str, dict[str, float]]()

@@ -1,0 +1,68 @@
+"""What each use of annotate's trees bought in the experiment `lifecycle`: success, environment steps and seconds, by arm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from stages.claims.experiment import FOLDER, load_experiment
+from stages.claims.results import Results
+from stages.reporting.board.rows import saved_results
+
+SLUG = "lifecycle"
+ALONE, TOGETHER = "rl", "rl_more"
+"""The arm without trees, and the one that plays the trees' environment steps as further episodes."""
+ARMS = {
+    ALONE: ("RL without trees", False),
+    TOGETHER: ("RL that plays the trees' steps as further episodes", False),
+    "filtered_bc": ("cloning successes of its own episodes, with the trees' steps", False),
+    "paths": ("cloning the trees' correct paths before RL", True),
+    "step_dpo": ("step-DPO on the trees' pairs before RL", True),
+    "credit": ("step credit from the trees' value model", True),
+    "paths_credit": ("correct paths and step credit", True),
+}
+"""Arm -> what it does, and whether it needs the trees beside its own episodes."""
+REACHED = "history.steps_to_success."
+
+
+def bought(root: Path) -> dict[str, Any] | None:
+    """Means over the seeds that all arms have; None without the experiment or such seeds. A number is None if a run lacks it.
+
+    `tree_steps`: environment steps of the trees, by which the budget of `TOGETHER` is larger. `steps`: environment steps of RL
+    until the success of `target` per cent. `seconds`: of processors, for RL and the evaluation.
+    """
+    path = root / FOLDER / f"{SLUG}.yaml"
+    experiment = load_experiment(path) if path.exists() else None
+    if experiment is None or experiment.budget is None or saved_results(root, SLUG, experiment) is None:
+        return None
+    results = Results.load(root, SLUG)
+    seeds = [seed for seed in experiment.seeds if all(f"{arm}/{seed}" in results.outcomes for arm in ARMS)]
+    target = next((name for name in experiment.measured if name.startswith(REACHED)), None)
+    if not seeds or target is None:
+        return None
+
+    def mean(arm: str, metric: str) -> float | None:
+        found = [results.value(f"{arm}/{seed}", metric) for seed in seeds]
+        known = [one for one in found if one is not None]
+        return round(fmean(known), 6) if len(known) == len(found) else None
+
+    played = [mean(arm, "report.environment_steps") for arm in (ALONE, TOGETHER)]
+    return {
+        "environment": experiment.environment,
+        "environment_steps": experiment.budget.environment_steps,
+        "seeds": len(seeds),
+        "target": int(target.removeprefix(REACHED)),
+        "tree_steps": None if played[0] is None or played[1] is None else round(played[1] - played[0]),
+        "arms": [
+            {
+                "use": use,
+                "trees": trees,
+                "success": mean(arm, "panel.success"),
+                "curve": mean(arm, "history.success.mean"),
+                "steps": mean(arm, target),
+                "seconds": round(fmean(results.outcomes[f"{arm}/{seed}"]["seconds"] for seed in seeds), 1),
+            }
+            for arm, (use, trees) in ARMS.items()
+        ],
+    }

@@ -77,7 +77,7 @@ def fit_models(
     return report
 
 
-def without_trees(context: StageContext, domain: Domain, tasks: Sequence[Task], params: Annotate) -> None:
+def grow_nothing(context: StageContext, domain: Domain, tasks: Sequence[Task], params: Annotate) -> None:
     """annotate.tasks 0: write empty tables, and fit only what learns from rollouts alone."""
     from stages.agent.policy import load_policy
     from stages.annotation.fit_models import fit_progress
@@ -123,7 +123,8 @@ def run(context: StageContext) -> None:
     domain = open_domain(context.domain, context.params.per_domain[context.domain].environment)
     if not params.tasks:
         if not context.shard:
-            without_trees(context, domain, tasks, params)
+            grow_nothing(context, domain, tasks, params)
+            Checkpoints(context).clear()
         return
 
     # Choose tasks: those that the policy sometimes solves come first.

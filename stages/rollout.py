@@ -106,6 +106,7 @@ def run(context: StageContext) -> None:
     if not section.tasks:
         if not context.shard:
             play_nothing(context, out)
+            Checkpoints(context).clear()
         return
     episodes = play(context, choose_tasks(tasks, section.tasks, context.params.seed))
     if context.shard:

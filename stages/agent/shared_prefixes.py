@@ -6,10 +6,10 @@ this prefix are its own. The own tokens of all rows go through the layers side b
 rows: a row's own queries attend to the keys and values of all its tokens, wherever these were computed. Autograd sums the
 gradients of the rows that share a token.
 
-It computes the same function as the dense pass (`stages.agent.logprobs.predicting_states`), to float rounding, for any model with
-full attention, and for those of WINDOWED also in layers with a sliding window: the model's own forward pass runs with an
-attention function that knows the layout. For the decoder's plain families, this module calls the layers itself, and the last
-layer computes queries only for tokens that predict a policy token.
+It computes the same function as the dense pass (`stages.agent.logprobs.predicting_states`), to float rounding, for the models
+that `shares` accepts: with full attention, those of WINDOWED also in layers with a sliding window. The model's own forward pass
+runs with an attention function that knows the layout. For the decoder's plain families, this module calls the layers itself, and
+the last layer computes queries only for tokens that predict a policy token.
 """
 
 from __future__ import annotations

@@ -88,8 +88,8 @@ def without_rollouts(method: Composition, rl: Rl, rollout: Any, annotate: Any) -
         "rl.verifier.fit_on: rollouts": rl.reward.kind == "verifier" and rl.verifier.fit_on == "rollouts",
         f"annotate.progress.kind: {annotate.progress.kind}": annotate.progress.kind != "none",
         f"annotate.judge_model.labels: {annotate.judge_model.labels}": judged,
-        f"annotate.evaluation.kind: {annotate.evaluation.kind}": annotate.evaluation.kind != "rollout",
-        "annotate.evaluation.model_rollouts": annotate.evaluation.model_rollouts is not None,
+        f"annotate.evaluation.kind: {annotate.evaluation.kind}": annotate.tasks > 0 and annotate.evaluation.kind != "rollout",
+        "annotate.evaluation.model_rollouts": annotate.tasks > 0 and annotate.evaluation.model_rollouts is not None,
     }
     for reader in (reader for reader, reads in readers.items() if reads):
         yield f"{reader} learns from the rollout stage's episodes, and rollout.tasks is 0: set tasks above 0, or change {reader}"

@@ -256,8 +256,9 @@ class Experiment(Section):
             given = [key for key in (name, reason) if getattr(self, key) is not None]
             if self.lane == "rl" and len(given) != 1:
                 raise ValueError(f"lane rl needs {name}, or {reason} with the reason; it has {' and '.join(given) or 'neither'}")
-            if self.lane != "rl" and given and (self.lane, given) != ("merge", ["tune"]):
-                raise ValueError(f"{given[0]} is for lane rl; remove it")
+            own = {"rl": [name, reason], "merge": ["tune"]}.get(self.lane, [])
+            if other := [key for key in given if key not in own]:
+                raise ValueError(f"{other[0]} is for {'lanes rl and merge' if other[0] == 'tune' else 'lane rl'}; remove it")
         if self.gate is not None:
             named = {self.gate.baseline, *(one.arm for one in self.gate.require)}
             if unknown := sorted(named - set(self.arms)):
@@ -277,7 +278,8 @@ class Experiment(Section):
             for arm in self.arms:
                 if not self.seedless(arm) and self._merge_method(arm) is None:
                     raise ValueError(f"arm {arm}: name its merge.method, which decides whether it reads {self.tune.key}")
-            if not any(map(self.tunes, self.arms)):
+            tuned = [arm for arm in self.arms if self.tunes(arm)]  # refuses unknown methods
+            if not tuned:
                 raise ValueError(f"tune.key: the method of no arm reads {self.tune.key}")
         return self
 
@@ -325,7 +327,7 @@ class Experiment(Section):
 
     def _merge_method(self, arm: str) -> str | None:
         """`merge.method` of the arm or of `shared`."""
-        return next((one["merge"]["method"] for one in (self.arms[arm], self.shared) if "method" in one.get("merge", {})), None)
+        return next((one["merge"]["method"] for one in (self.arms[arm], self.shared) if _sets(one, "merge.method")), None)
 
     @property
     def unclaimed_arms(self) -> list[str]:
@@ -348,10 +350,10 @@ class Experiment(Section):
         return params_hash({**values, "claims": claims})
 
 
-def _sets(overrides: Mapping[str, Any], key: str) -> bool:
+def _sets(overrides: Any, key: str) -> bool:
     """Whether the overrides have a value of the dotted key."""
     first, _, rest = key.partition(".")
-    return first in overrides and (not rest or _sets(overrides[first], rest))
+    return isinstance(overrides, Mapping) and first in overrides and (not rest or _sets(overrides[first], rest))
 
 
 def nested(key: str, value: Any) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def judge_gate(experiment: Experiment, results: Results) -> dict[str, Any] | Non
         why = start_failure(gate, start)
         return {"passed": False, "start": start, "end": [], "first": [], "last": [], "why": why} if why else None
     end, first, last = ([results.value(run, metric) for run in runs] for metric in ("panel.success", *LEARNT))
-    if None in first:  # the arm plays no episodes while it trains, or did before curves were kept
+    if None in first:  # the arm plays no episodes while it trains, or its runs are older than the curves that are kept
         first, last = [start] * gate.runs, end
     why = _failure(gate, results, start, end, (first, last))
     figures = {name: [round(one, DIGITS) for one in of] for name, of in (("end", end), ("first", first), ("last", last))}

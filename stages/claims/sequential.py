@@ -99,8 +99,8 @@ def judge(
 
     a, b: the claim's arm and the one it is compared with; row s of both is of the same seed. If neither has seeds, more will not
     come: one look, with seeds = 0, spends all of ALPHA; none without rows per task, as nothing says how far values scatter.
-    at: both samples of a look at this number of seeds, if they are not a's and b's first rows: clusters that a run lacks are
-    missing in looks with this run alone.
+    at: number of seeds -> both samples of the look at it; None: the first rows of a and b. A run without rows per task leaves a
+    and b without clusters, but not the looks before it.
     """
     if a.seedless and b.seedless:
         plan = [(0, ALPHA)] if a.sizes is not None else []

@@ -43,8 +43,8 @@ def trial_runs(experiment: Experiment, params: Mapping[str, Any]) -> list[Run]:
 
 
 def check_trial(name: str, outcome: Outcome, domains: int = 1) -> None:
-    """Raise RunFailedError if a tuning run played fewer than VALID tasks of a domain; `domains`: their number, which all have
-    equally many."""
+    """Raise RunFailedError if a tuning run played fewer than VALID tasks per domain. `domains`: how many there are; each has as
+    many tasks as the others."""
     if (played := len(outcome.rows) // domains) < VALID:
         raise RunFailedError(
             f"{name} played {played} validation tasks, and a choice takes {VALID}; draw them anew by "

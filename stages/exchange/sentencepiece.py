@@ -71,9 +71,11 @@ def pieces(settings: Mapping[str, Any]) -> list[tuple[str, float, int]]:
 
 def sentencepiece_model(settings: Mapping[str, Any]) -> bytes | None:
     """The bytes of `tokenizer.model` for the contents of a tokenizer.json; None if that is no tokenizer of SentencePiece's kind:
-    BPE with byte fallback, and spaces written as `SPACE`."""
+    BPE with byte fallback and a token for what is unknown, and spaces written as `SPACE`."""
     model, spaces = settings["model"], _spaces(settings)
     if model.get("type") != "BPE" or not model.get("byte_fallback") or spaces is None:
+        return None
+    if model.get("unk_token") not in model["vocab"]:
         return None
     from transformers.convert_slow_tokenizer import import_protobuf
 

@@ -17,6 +17,7 @@ from stages import rollout
 from stages.evaluation.attempts import successes, summary
 from stages.params import parse_params
 from stages.records.episode import Episode, TurnRecord, read_episodes, write_tasks
+from stages.runtime.checkpoints import Checkpoints
 from stages.runtime.shards import Shard
 from stages.runtime.stage import StageContext
 from stages.runtime.tracker import Tracker
@@ -198,15 +199,19 @@ def test_missing_training_tasks_error_names_file(tmp_path, toy_domain):
 
 
 def test_without_tasks_nothing_is_played(tmp_path: Path) -> None:
-    """Contract: rollout.tasks 0 leaves no attempt and no measured task, and needs no policy; an earlier run's are replaced."""
+    """Contract: rollout.tasks 0 leaves no attempt, no measured task and no checkpoint of an interrupted run, and needs no
+    policy."""
     context = make_context(tmp_path / "run")
     out = context.data / "rollouts/toy"
     (context.data / "models/sft/model.safetensors").unlink()
     values = yaml.safe_load((context.root / "params.yaml").read_text())
     off = replace(context, params=parse_params({**values, "rollout": {"tasks": 0}}))
+    left = Checkpoints(context)
+    left.save("episodes-00000", [])
     rollout.run(replace(off, shard=Shard(1, 2)))
     assert not out.exists()
     rollout.run(off)
+    assert not left.parent.exists()
     assert read_episodes(out / "episodes.parquet") == []
     assert json.loads((out / "difficulty.json").read_text()) == {}
     assert json.loads((context.reports / "rollout/toy.json").read_text()) == {"tasks": 0, "episodes": 0}
@@ -232,5 +237,7 @@ def test_readers_of_rollouts_are_refused_without_them(reader: str) -> None:
 
 
 def test_what_reads_no_rollouts_runs_without_them() -> None:
+    off = {"domains": ["search"], "per_domain": {"search": {}}, "rollout": {"tasks": 0}}
     for rl in ({}, {"algorithm": "archer_offline"}, {"algorithm": "ppo"}, {"curriculum": {"kind": "uniform"}}):
-        parse_params({"domains": ["search"], "per_domain": {"search": {}}, "rl": rl, "rollout": {"tasks": 0}})
+        parse_params({**off, "rl": rl})
+    parse_params({**off, "annotate": {"tasks": 0, "evaluation": {"kind": "mixed"}}})  # grows no tree whose leaves need a value

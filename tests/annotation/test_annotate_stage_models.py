@@ -16,6 +16,7 @@ from stages import annotate
 from stages.annotation.search import Search
 from stages.params import parse_params
 from stages.records.episode import read_json, read_rows, write_json, write_tasks
+from stages.runtime.checkpoints import Checkpoints
 from stages.runtime.stage import StageContext
 
 
@@ -58,12 +59,14 @@ def test_stage_fits_q_model_and_progress_estimator_if_configured(context: StageC
 
 def test_without_trees_only_what_learns_from_rollouts_is_fitted(context: StageContext):
     """Contract: annotate.tasks 0 grows no trees and fits no step-value model; tables are there and empty, costs are 0, and the
-    progress estimator, which needs no trees, is fitted and measured as ever."""
+    progress estimator, which needs no trees, is fitted and measured as ever. Checkpoints of an interrupted run are removed."""
     from stages.values.progress import ProgressEstimator
 
     play_episodes(context)
     folder = context.data / "annotated/toy"
     annotate.run(context)  # what it leaves must not be taken for this run's
+    left = Checkpoints(context)
+    left.save("tree-0", [])
     for progress in ({}, {"kind": "spa", "epochs": 1.0}):
         values = {**VALUES, "annotate": {**VALUES["annotate"], "tasks": 0, "progress": progress}}
         annotate.run(replace(context, params=parse_params(values)))
@@ -72,6 +75,7 @@ def test_without_trees_only_what_learns_from_rollouts_is_fitted(context: StageCo
         assert costs["environment_steps"] == 0
         assert set(costs.values()) == {0}
         assert not (folder / "value_model").exists()
+        assert not left.parent.exists()
         assert read_json(context.data / "models/q/toy/q_model.json") == {"params": {"kind": "none"}}
     report = read_json(context.reports / "annotate/toy.json")
     assert (report["trees"], report["environment_steps"]) == (0, 0)

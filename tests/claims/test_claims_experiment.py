@@ -137,7 +137,7 @@ def test_nothing_is_claimed_twice() -> None:
     claims: dict[Any, list[str]] = {}
     for slug, one, params in shipped():
         tune = one.tune.model_dump_json() if one.tune else ""
-        arms = {run.arm: (one.environment, run.key, tune * one.trains(run.arm)) for run in planned_runs(one, params, seeds=[0])}
+        arms = {run.arm: (one.environment, run.key, tune * one.tunes(run.arm)) for run in planned_runs(one, params, seeds=[0])}
         for number, claim in enumerate(one.claims, start=1):
             compared = frozenset((arms[claim.arm], arms[claim.against])), claim.metric, claim.fresh_from
             claims.setdefault(compared, []).append(f"{slug} {number}")

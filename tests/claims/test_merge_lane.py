@@ -157,12 +157,20 @@ def test_arms_whose_method_reads_the_key_are_tuned_on_validation_tasks() -> None
         ({"tune": {"key": "rl.learning_rate", "values": [0.1, 0.2]}}, "lane merge tunes a key of section merge"),
         ({"tune": {"key": "merge.density", "values": [0.1, 0.2]}}, "the method of no arm reads merge.density"),
         ({"arms": MERGES["arms"]}, "arm ram_plus: name its merge.method"),
-        ({"untuned": "no time"}, "is for lane rl; remove it"),
+        ({"untuned": "no time"}, "untuned is for lane rl; remove it"),
+        ({"arms": {**TUNED["arms"], "other": {"merge": {"method": "ramm"}}}}, "merge.method 'ramm'"),
+        ({"arms": {**TUNED["arms"], "other": {"merge": None}}}, "arm other: name its merge.method"),
     ],
 )
 def test_what_no_merge_can_be_tuned_by_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Experiment.model_validate({**TUNED, **changes})
+
+
+def test_lanes_without_training_and_merging_tune_nothing() -> None:
+    annotate = {**MERGES, "lane": "annotate", "environment": "search", "tune": {"key": "rl.epochs", "values": [1, 2]}}
+    with pytest.raises(ValueError, match="tune is for lanes rl and merge; remove it"):
+        Experiment.model_validate(annotate)
 
 
 @pytest.mark.parametrize(("lane", "environment"), [("merge", "search"), ("annotate", "textworld+search")])

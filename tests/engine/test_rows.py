@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from architectures import make
 from torch import Tensor
 
 from stages.engine import self_check
-from stages.engine.self_check import COUNTS, rows_that_differ, warn_of_bfloat16
+from stages.engine.self_check import BOUND, COUNTS, rows_that_differ, tolerance, warn_of_bfloat16
 from stages.engine.slots import LEAST_ROWS
 from stages.engine.torch_engine import TorchEngine
 
@@ -59,3 +60,16 @@ def test_a_processor_without_bfloat16_is_named(
     for _ in range(2):
         TorchEngine(make("llama").bfloat16(), [], slots=4, max_length=64)
     assert capsys.readouterr().err.count("set resources.precision to float32") == (0 if supported else 1)
+
+
+def test_tf32_on_a_gpu_is_no_difference_between_forward_passes() -> None:
+    """Contract: with TF32, whose mantissa is float16's, a model on a GPU is held to float16's bound; on a CPU nothing changes."""
+    before = torch.get_float32_matmul_precision()
+    found = []
+    try:
+        for precision in ("highest", "high"):
+            torch.set_float32_matmul_precision(precision)
+            found += [tolerance(SimpleNamespace(dtype=torch.float32, device=torch.device(name))) for name in ("cpu", "cuda")]
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert found == [BOUND[torch.float32]] * 3 + [BOUND[torch.float16]]

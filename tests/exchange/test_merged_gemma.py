@@ -116,8 +116,12 @@ def test_exported_model_has_sentencepieces_file(merged: Path, exported: Path) ->
         assert by_scores(text, scores) == tokenizer.tokenize(text), text
 
 
-def test_other_tokenizers_get_no_such_file(tiny_policy: Path) -> None:
+def test_other_tokenizers_get_no_such_file(tiny_policy: Path, merged: Path) -> None:
+    """Contract: nor does one without a token for what is unknown, which SentencePiece needs."""
     assert sentencepiece_model(json.loads((tiny_policy / "tokenizer.json").read_text())) is None
+    known = json.loads((merged / "tokenizer.json").read_text())
+    assert sentencepiece_model(known) is not None
+    assert sentencepiece_model({**known, "model": {**known["model"], "unk_token": None}}) is None
 
 
 def test_scores_are_places_of_first_merges() -> None:

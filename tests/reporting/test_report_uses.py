@@ -200,6 +200,10 @@ def test_what_the_trees_bought_counts_their_steps() -> None:
     (_, cheap) = life_blocks({**LIFE, "tree_steps": 700})
     assert isinstance(cheap, Text)
     assert "720 steps, which pays for them" in cheap.text
+    slower = [{**arm, "steps": 3000} if arm["trees"] and arm["steps"] else arm for arm in LIFE["arms"]]
+    (_, none) = life_blocks({**LIFE, "arms": slower})
+    assert isinstance(none, Text)
+    assert "No use of them saves any of RL's on the way to 60 %" in none.text
 
 
 def test_cost_of_this_runs_trees_is_in_steps_and_seconds(inputs: Inputs) -> None:

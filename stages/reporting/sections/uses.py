@@ -96,11 +96,12 @@ def _paid(life: Mapping[str, Any]) -> str:
         return source
     best = min(of_trees, key=lambda arm: arm["steps"])
     saved = round(alone[0]["steps"] - best["steps"])
+    cost = f"The trees cost {number(life['tree_steps'])} environment steps."
+    if saved <= 0:
+        return f"{cost} No use of them saves any of RL's on the way to {life['target']} %. {source}"
     pays = "which pays for them" if saved > life["tree_steps"] else "which does not pay for them"
-    return (
-        f"The trees cost {number(life['tree_steps'])} environment steps. What saves most of RL's on the way to "
-        f"{life['target']} % is {best['use']}: {number(saved)} steps, {pays}. {source}"
-    )
+    most = f"What saves most of RL's on the way to {life['target']} % is {best['use']}: {number(saved)} steps, {pays}."
+    return f"{cost} {most} {source}"
 
 
 def _trees_cost(inputs: Inputs) -> list[Block]:

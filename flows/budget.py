@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from prefect import flow
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from flows import arguments
-from flows.compare import Comparison, Seed, Setting, compare, expanded
+from flows import arguments, forms
+from flows.compare import Comparison, Setting, compare, expanded
 from flows.pipeline import read_params
 from flows.process import ROOT, StageFailedError
 from stages.runtime.command import command, whole_number
@@ -45,7 +45,7 @@ class Budget(BaseModel):
     total_units: int = Field(6400, ge=1, description="The budget per domain, in episodes.")
     demo_cost: int = Field(10, ge=1, description="Episodes that one demonstration costs.")
     splits: list[Split] = Field(default_factory=list, description="Empty: 0, 1/4, 1/2 and all of the budget on demonstrations.")
-    seeds: list[Seed] = Field(default_factory=lambda: list(range(5)), min_length=2)
+    seeds: forms.Seeds = Field(default_factory=lambda: list(range(5)))
     overrides: list[str] = Field(default_factory=list, description="Changes of params.yaml for all splits.")
     jobs: int | None = Field(None, ge=1, le=arguments.MOST_RUNS, description="Experiments at a time; empty: one per core.")
 
@@ -139,7 +139,7 @@ def main() -> int:
         given = {"name": options.name, "seeds": options.seeds, "overrides": options.overrides, "jobs": options.jobs}
         budget(Budget(total_units=options.total, demo_cost=options.demo_cost, splits=splits, **given))
     except (StageFailedError, ValueError) as error:
-        print(f"budget: {error}", file=sys.stderr)
+        print(f"budget: {forms.mistakes(error) if isinstance(error, ValidationError) else error}", file=sys.stderr)
         return 1
     return 0
 

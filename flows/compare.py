@@ -27,7 +27,7 @@ from prefect.futures import wait
 from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from flows import arguments
+from flows import arguments, forms
 from flows.experiments import clean_up_on_error, experiment_name, output, results, run_experiment, tree_state
 from flows.lifecycle import logger
 from flows.overrides import OVERRIDE, check_files, check_overrides, normalised
@@ -39,7 +39,6 @@ from stages.runtime.files import atomic_text
 from stages.runtime.yaml_files import value_at
 
 FOLDER = Path("reports/comparisons")
-Seed = Annotated[int, Field(ge=0)]
 Model = Literal["specialist", "base", "sft", "merged", "merged_linear"]
 Metric = Literal["success", "reward", "accepted", "turns", "tokens", "cost"]
 Claim = Literal["superiority", "non_inferiority", "equivalence"]
@@ -73,7 +72,7 @@ class Comparison(BaseModel):
     settings: dict[str, Setting] = Field(
         default_factory=lambda: {name: Setting(overrides=[f"rl.algorithm={name}"]) for name in ("grpo", "rloo")}, min_length=2
     )
-    seeds: list[Seed] = Field(default_factory=lambda: list(range(5)), min_length=2)
+    seeds: forms.Seeds = Field(default_factory=lambda: list(range(5)))
     vary: Literal["rl.seed", "seed"] = Field(
         "rl.seed", description="rl.seed: all runs share tasks and SFT policy; seed: each seed runs the whole pipeline."
     )
@@ -271,7 +270,7 @@ def comparison_of(options: Namespace, parser: AnswerParser) -> Comparison:
     try:
         return Comparison(settings=settings, seeds=seeds, **given)
     except ValidationError as error:
-        return parser.error("; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()))
+        return parser.error(forms.mistakes(error))
 
 
 @command
@@ -293,7 +292,7 @@ def main() -> int:
     parser.add_argument("--vary", choices=["rl.seed", "seed"], default="rl.seed", help="the key that the seeds set")
     parser.add_argument("--metric", choices=get_args(Metric), default="success", help="a mean of reports/evaluation.json")
     parser.add_argument("--name", default="comparison", help="name of the files in reports/comparisons")
-    parser.add_argument("--jobs", type=arguments.runs_at_once)
+    parser.add_argument("--jobs", type=arguments.runs_at_once, help="experiments at a time (default: one per core)")
     options = parser.parse_args()
     given = comparison_of(options, parser)
     try:

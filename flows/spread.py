@@ -16,10 +16,10 @@ from pathlib import Path
 
 from prefect import flow
 from prefect.task_runners import ThreadPoolTaskRunner
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from flows import arguments
-from flows.compare import ONE_CORE, Seed, default_jobs, expanded, fixed_rl_seeds, run_experiments
+from flows import arguments, forms
+from flows.compare import ONE_CORE, default_jobs, expanded, fixed_rl_seeds, run_experiments
 from flows.experiments import experiment_name, find, output, tree_state
 from flows.lifecycle import logger
 from flows.overrides import check_files, check_overrides
@@ -40,8 +40,8 @@ class Spread(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    seeds: list[Seed] = Field(default_factory=lambda: list(range(5)), min_length=2)
-    panel_seed: Seed = Field(1, description="Seed of the panels' recipes.")
+    seeds: forms.Seeds = Field(default_factory=lambda: list(range(5)))
+    panel_seed: forms.Seed = Field(1, description="Seed of the panels' recipes.")
     tasks: int = Field(400, ge=2, description="Tasks per panel.")
     jobs: int | None = Field(
         None, ge=1, le=arguments.MOST_RUNS, description="Lifecycles at a time; empty: one per core, one on an accelerator."
@@ -133,7 +133,7 @@ def main() -> int:
             return 0
         spread(given)
     except (StageFailedError, ValueError) as error:
-        print(f"spread: {error}", file=sys.stderr)
+        print(f"spread: {forms.mistakes(error) if isinstance(error, ValidationError) else error}", file=sys.stderr)
         return BAD_PARAMETERS if getattr(error, "bad_parameters", True) else 1
     return 0
 

@@ -92,6 +92,8 @@ def run(context: StageContext) -> None:
     # The baseline is the plain average: other methods' settings do not apply to it.
     average = bind("linear", merge.weights_of(domains))
     method, params = (merge.method, merge.bind(domains)) if len(domains) > 1 else ("linear", average)
+    if method != merge.method:
+        print(f"merge: {domains[0]} is the only domain, so merge.method {merge.method} is not used", file=sys.stderr)
     parameters = used_parameters(method, params)
     context.log_params({"method": method, "base": merge.base, **parameters})
     merger, linear_result = get_merger(method), merge_into(context, "merged_linear", "linear", base, average)

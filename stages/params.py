@@ -42,7 +42,7 @@ from stages.runtime.overlay import migrate, overlaid, write_params
 from stages.runtime.resources import Resources
 from stages.runtime.schema import explain_key, json_schema, page
 from stages.runtime.unshardable import LORA
-from stages.runtime.validation import ParamsError, Section, explain, parse_yaml, read_settings
+from stages.runtime.validation import ParamsError, Section, explain, guess, parse_yaml, read_settings
 from stages.training.sft.settings import Sft
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -147,7 +147,7 @@ class Params(Section):
         for domain in (*self.domains, *self.evaluate.transfer):
             if domain not in self.per_domain:
                 raise ValueError(
-                    f"domain '{domain}' has no entry in per_domain; add "
+                    f"domain '{domain}' has no entry in per_domain{guess(domain, self.per_domain)}; add "
                     f"'{domain}: {{environment: {{}}, curate: {{}}, rollout: {{}}, annotate: {{}}, rl: {{}}}}' there"
                 )
         unknown = sorted(set(self.merge.weights) - set(self.domains))

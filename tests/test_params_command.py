@@ -32,6 +32,17 @@ def test_overlay_changes_values_and_keeps_comments(tmp_path: Path) -> None:
     assert yaml.safe_load(text) == {"seed": 0, "rl": {"steps": 2, "epochs": 1}, "resources": {"device": "cuda"}}
 
 
+def test_overlay_adds_keys_within_their_section(tmp_path: Path) -> None:
+    """Contract: a new key is above the blank line that ends its section; in a mapping on one line it is the last."""
+    path, overlay = tmp_path / "params.yaml", tmp_path / "overlay.yaml"
+    path.write_text("rl:\n  steps: 20 # long\n  loss: {kind: own} # of tokens\n\nmerge:\n  method: ties\n")
+    overlay.write_text("rl: {epochs: 2, seed: 1, loss: {clip_low: 0.1}}\nmerge: {lam: 0.5}\n")
+    assert overlaid(path, overlay) == (
+        "rl:\n  steps: 20 # long\n  epochs: 2\n  seed: 1\n  loss: {kind: own, clip_low: 0.1} # of tokens\n\n"
+        "merge:\n  lam: 0.5\n  method: ties\n"
+    )
+
+
 @pytest.fixture
 def applied(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[[Path, Path], tuple[int, str]]:
     """`python -m stages.params --file FILE --apply OVERLAY`: exit code and standard error."""

@@ -119,6 +119,8 @@ def test_explain_shows_fields_defaults_and_readers() -> None:
         ("rl.los", "'loss'"),
         ("rl.steps.more", "no keys of its own"),
         ("what", "Known here"),
+        ("clip_high", r"'rl\.loss\.clip_high'"),
+        ("rl.clip_high", r"'rl\.loss\.clip_high'"),
     ):
         with pytest.raises(ParamsError, match=near):
             schema.explain_key(params.Params, key, ROOT)

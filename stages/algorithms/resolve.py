@@ -3,20 +3,20 @@ its combinations. Light to import: it checks params.yaml before anything runs.""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
 from stages.algorithms.card import PIECES, Composition
 from stages.algorithms.parts.guidance import plays_guided
-from stages.algorithms.parts.part import parts_of, refuse_idle_keys, refuse_idle_parts
+from stages.algorithms.parts.part import Part, parts_of, refuse_idle_keys, refuse_idle_parts
 from stages.algorithms.registry import composition, learns_token_values
 from stages.algorithms.settings import Rl
 from stages.algorithms.stage_uses import without_rollouts, without_trees
 from stages.algorithms.task_source import source_class
 from stages.records.sections import deep_merge
-from stages.runtime.validation import ParamsError, explain
+from stages.runtime.validation import ParamsError, Section, explain, nearest
 
 OF_GROUPS = frozenset({"tasks_per_step", "group_size", "epochs", "minibatches", "dead_groups"})
 """Keys of section rl that only methods with groups of episodes read."""
@@ -30,14 +30,9 @@ def resolve_section(given: Rl, max_length: int | None = None) -> tuple[Compositi
     """
     method = composition(given.algorithm)
     parts = parts_of(given)
-    chosen: dict[str, dict[str, Any]] = {name: {} for name in parts}
-    for piece in method.pieces:
-        chosen[piece][parts[piece].switch] = "own"
-    for key, value in method.parts.items():
-        section, _, name = key.rpartition(".")
-        chosen.setdefault(section, {})[name] = value
+    chosen = _choices(method, parts)
     values: dict[str, Any] = {name: value for name, value in given if name not in parts}
-    values |= {name: value for name, value in chosen.get("", {}).items() if name not in given.model_fields_set}
+    values |= {name: value for name, value in chosen[""].items() if name not in given.model_fields_set}
     if "minibatches" not in given.model_fields_set:
         # Minibatches are whole groups, so there are no more of them than tasks.
         values["minibatches"] = min(values["minibatches"], given.tasks_per_step)
@@ -48,13 +43,31 @@ def resolve_section(given: Rl, max_length: int | None = None) -> tuple[Compositi
         part.derive(given, values, max_length)
     settings = _settings(given, method)
     values["settings"] = settings if method.derive is None else method.derive(settings, values)
-    resolved = Rl.model_validate(values)
+    try:
+        resolved = Rl.model_validate(values)
+    except ValidationError as error:
+        raise ParamsError(explain(error, Rl, f"algorithm {method.card.slug}", "rl.")) from error
     _check(given, resolved, method)
     if method.data == "episodes":
         for role in source_class(resolved.tasks.source).roles:
             role_section(method, resolved, role)
     warm_start_of(resolved, max_length)
     return method, resolved
+
+
+def _choices(method: Composition, parts: Mapping[str, Part]) -> dict[str, dict[str, Any]]:
+    """The method's choices by part, those of section `rl` itself under "". Raises ParamsError for a part that does not exist."""
+    slug, chosen = method.card.slug, {name: dict[str, Any]() for name in ("", *parts)}
+    for piece in method.pieces:
+        if piece not in PIECES:
+            raise ParamsError(f"algorithm {slug}: `pieces` has the unknown part '{piece}'.{nearest(piece, list(PIECES))}")
+        chosen[piece][parts[piece].switch] = "own"
+    for key, value in method.parts.items():
+        section, _, name = key.rpartition(".")
+        if section not in chosen:
+            raise ParamsError(f"algorithm {slug}: `parts` has the unknown part '{section}'.{nearest(section, list(parts))}")
+        chosen[section][name] = value
+    return chosen
 
 
 ROLE_KEYS = ("advantage", "loss", "reward", "group_size", "sampling")
@@ -209,6 +222,8 @@ def _settings(given: Rl, method: Composition) -> Any:
                 f"rl.settings: algorithm {slug} has no keys of its own; got {sorted(given.settings)}; set it to {{}}"
             )
         return {}
+    if not (isinstance(method.settings, type) and issubclass(method.settings, Section)):
+        raise ParamsError(f"algorithm {slug}: `settings` must be a subclass of stages.plugins.Section")
     if isinstance(given.settings, method.settings):
         return given.settings
     try:

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from stages.claims.arms import arm_values, run_values, start_values
-from stages.claims.experiment import Experiment
+from stages.claims.experiment import Experiment, sets_key
 from stages.control.problems import PROBLEMS
 from stages.designs.settings import parse_search
 from stages.params import Params, check_domains, parse_params
@@ -23,6 +23,22 @@ def _check_control(problem: str, values: Mapping[str, Any], source: str) -> None
         raise ParamsError(explain(error, settings, source)) from error
 
 
+def _refuse_idle(experiment: Experiment, source: str) -> None:
+    """Raise ParamsError for what an arm sets without effect, so that arms which look different would be equal."""
+    for arm, overrides in experiment.arms.items():
+        if "merge" in overrides and experiment.lane != "merge":
+            raise ParamsError(
+                f"{source}: arm '{arm}' sets merge, but lane {experiment.lane} merges nothing; to compare merges, set lane to "
+                f"merge and environment to several domains, such as textworld+search"
+            )
+        tune = experiment.tune
+        if tune is not None and experiment.tunes(arm) and sets_key(overrides, tune.key):
+            raise ParamsError(
+                f"{source}: arm '{arm}' sets {tune.key}, which is tuned and replaced; remove it, or replace tune by untuned, "
+                f"which says why nothing is tuned"
+            )
+
+
 def check_experiment(experiment: Experiment, params: Mapping[str, Any], source: str) -> dict[str, Params]:
     """Arm -> its parameters ({} in lane control, whose problems have their own settings). Raises ParamsError if an arm's are
     invalid, or if arms that must share a start do not."""
@@ -32,9 +48,13 @@ def check_experiment(experiment: Experiment, params: Mapping[str, Any], source: 
         for arm in experiment.arms:
             _check_control(experiment.environment, arm_values(experiment, arm, params), f"{source}: arm '{arm}'")
         return checked
+    _refuse_idle(experiment, source)
     for arm in experiment.arms:
         tuned = experiment.tune.values[0] if experiment.tune and experiment.tunes(arm) else None
-        values = run_values(experiment, arm, 0, params, tuned)
+        try:
+            values = run_values(experiment, arm, 0, params, tuned)
+        except ParamsError as error:
+            raise ParamsError(f"{source}: arm '{arm}': {error}") from error
         parse = parse_search if experiment.lane == "designs" else parse_params
         checked[arm] = parse(values, f"{source}: arm '{arm}'")
         starts[arm] = start_values(values)

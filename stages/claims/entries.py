@@ -11,7 +11,7 @@ from stages.claims.checks import check_environments, check_experiment
 from stages.claims.experiment import FOLDER, Experiment, load_experiment, slugs
 from stages.params import parse_params
 from stages.records.sections import deep_merge
-from stages.runtime.validation import ParamsError, parse_yaml
+from stages.runtime.validation import ParamsError, guess, parse_yaml
 
 PROFILES = Path("profiles")
 
@@ -41,7 +41,7 @@ def chosen(root: Path, names: Iterable[str], profile: str | None) -> dict[str, E
     names, invalid experiments, a profile that no experiment has, and one that is not that of an experiment that is named."""
     known, named = slugs(root), list(names)
     if unknown := sorted(set(named) - set(known)):
-        raise ParamsError(f"unknown experiment {', '.join(unknown)}; {FOLDER} has {', '.join(known)}")
+        raise ParamsError(f"unknown experiment {', '.join(unknown)}{guess(unknown[0], known)}; {FOLDER} has {', '.join(known)}")
     found = {slug: load_experiment(root / FOLDER / f"{slug}.yaml") for slug in named or known}
     if named:
         if profile and (others := [f"{slug}: {one.profile or 'none'}" for slug, one in found.items() if one.profile != profile]):

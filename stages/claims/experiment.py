@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
 from stages.claims.sequential import Kind, alphas
 from stages.control.problems import PROBLEMS
 from stages.evaluation.statistics import StatisticsError
 from stages.merging.registry import get_merger
 from stages.records.sections import params_hash
-from stages.runtime.validation import Count, ParamsError, Section, explain
+from stages.runtime.validation import Count, ParamsError, Section, explain, guess
 from stages.runtime.yaml_files import read_yaml
 
 FOLDER = Path("reports/claims")
@@ -32,10 +32,20 @@ SHARES = frozenset(
 """Second components of metrics that are shares."""
 UNTRAINED = frozenset({"base", "sft"})
 """Models that no seed of rl changes."""
+_BY_TASK = ("difficulty", "pass_at_k", "distinct_at_k", "solutions_differ")
+PANEL = ("success", "reward", "turns", "tokens", "cost", "accepted", *_BY_TASK)
 _TEXT = ("tradeoff", "family", "method", "paper", "switch", "untuned", "ungated", "learnt")
 
 
-Metric = Annotated[str, Field(pattern=r"^(panel|history|report|sft|annotate|utilities|labels|offline|control|designs)\.[\w.]+$")]
+def _known(metric: str) -> str:
+    first, second = metric.split(".")[:2]
+    if first == "panel" and second not in PANEL:
+        raise ValueError(f"{metric} does not exist{guess(second, PANEL)}: panel has {', '.join(PANEL)}")
+    return metric
+
+
+_PATTERN = r"^(panel|history|report|sft|annotate|utilities|labels|offline|control|designs)\.[\w.]+$"
+Metric = Annotated[str, Field(pattern=_PATTERN), AfterValidator(_known)]
 
 
 def is_share(metric: str) -> bool:
@@ -323,11 +333,11 @@ class Experiment(Section):
             return self.trains(arm)
         method = None if self.seedless(arm) else self._merge_method(arm)
         reads = method is not None and self.tune.key.split(".")[1] in get_merger(method).Settings.model_fields
-        return reads and not _sets(self.arms[arm], self.tune.key)
+        return reads and not sets_key(self.arms[arm], self.tune.key)
 
     def _merge_method(self, arm: str) -> str | None:
         """`merge.method` of the arm or of `shared`."""
-        return next((one["merge"]["method"] for one in (self.arms[arm], self.shared) if _sets(one, "merge.method")), None)
+        return next((one["merge"]["method"] for one in (self.arms[arm], self.shared) if sets_key(one, "merge.method")), None)
 
     @property
     def unclaimed_arms(self) -> list[str]:
@@ -350,10 +360,10 @@ class Experiment(Section):
         return params_hash({**values, "claims": claims})
 
 
-def _sets(overrides: Any, key: str) -> bool:
+def sets_key(overrides: Any, key: str) -> bool:
     """Whether the overrides have a value of the dotted key."""
     first, _, rest = key.partition(".")
-    return isinstance(overrides, Mapping) and first in overrides and (not rest or _sets(overrides[first], rest))
+    return isinstance(overrides, Mapping) and first in overrides and (not rest or sets_key(overrides[first], rest))
 
 
 def nested(key: str, value: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any, get_args
 import yaml
 from pydantic import ValidationError
 
-from stages.claims.experiment import FOLDER, Experiment, Family, nested
+from stages.claims.experiment import FOLDER, Experiment, Family, nested, sets_key
 from stages.records.sections import deep_merge
 from stages.runtime.command import AnswerParser
 from stages.runtime.files import atomic_text
@@ -30,12 +30,15 @@ switch: {switch}
 environment: {environment}
 looks: [8, 12, 20]  # numbers of seeds after which claims are judged; only open ones get further seeds
 budget: {{environment_steps: {steps}}}  # of every run
-tune: {{key: rl.learning_rate, values: [0.0001, 0.0003, 0.001]}}  # each arm is tried at all of them, on validation tasks
+{tuning}
 gate: {{baseline: {baseline}}}  # no seeds are spent unless the start succeeds at 20 to 60 %, and the baseline learns
 arms:
 {arms}
 claims:
 {claims}"""
+TUNED = "rl.learning_rate"
+TUNING = f"tune: {{key: {TUNED}, values: [0.0001, 0.0003, 0.001]}}  # each arm is tried at all of them, on validation tasks"
+UNTUNED = f"untuned: The arms set {TUNED}."
 
 
 def flow(value: Any) -> str:
@@ -86,6 +89,7 @@ def text_of(options: Namespace) -> str:
         environment=options.environment,
         steps=options.steps,
         baseline=flow(baseline),
+        tuning=UNTUNED if any(sets_key(values, TUNED) for values in arms.values()) else TUNING,
         arms="\n".join(f"  {flow(name)}: {flow(values)}" for name, values in arms.items()),
         claims="".join(claim_text(options, arm, baseline) for arm in others),
     )

@@ -12,7 +12,7 @@ from stages.claims.session import drop_outdated
 from stages.params import load_params
 from stages.records.episode import read_json
 from stages.runtime.command import AnswerParser
-from stages.runtime.validation import ParamsError
+from stages.runtime.validation import ParamsError, guess
 
 YES, NO, UNDECIDED = 0, 1, 2
 CODES = {"reproduced": YES, "not reproduced": NO}
@@ -51,8 +51,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("claim", nargs="?", type=int, metavar="CLAIM", help="a claim's number from 1 on (default: all)")
     options = parser.parse_args(arguments)
     root = Path.cwd()
-    if options.slug not in slugs(root):
-        parser.error(f"unknown experiment {options.slug}; {FOLDER} has {', '.join(slugs(root))}")
+    known = slugs(root)
+    if options.slug not in known:
+        parser.error(f"unknown experiment {options.slug}{guess(options.slug, known)}; {FOLDER} has {', '.join(known)}")
     try:
         found = states(root, options.slug)
     except ParamsError as error:

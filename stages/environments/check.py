@@ -146,17 +146,18 @@ def _solves(games: list[list[Any]]) -> None:
         terms = dict(steps[-1].terms) if steps else {}
         expect(
             succeeded(sum(step.reward for step in steps), terms),
-            f"the game {[action for action, _ in game[1:]]} does not succeed",
+            f"the game {[action for action, _ in game[1:]]} does not succeed; next_action, or expert, has to choose actions that "
+            f"solve every task",
         )
 
 
 def _admissible(environment: Environment, task: Task) -> None:
     environment.reset(task)
     start, actions = environment.snapshot(), list(environment.admissible())
-    expect(actions == sorted(actions), "its actions are not sorted")
+    expect(actions == sorted(actions), f"its actions {actions} are not sorted; return them in sorted order")
     for action in actions:
         environment.restore(start)
-        expect(environment.step(action).accepted, f"{action!r} is listed but not accepted")
+        expect(environment.step(action).accepted, f"{action!r} is listed, and step does not accept it; list what it accepts")
 
 
 def _restored(environment: Environment, tasks: list[Task], games: list[list[Any]]) -> None:

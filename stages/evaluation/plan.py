@@ -68,7 +68,8 @@ def plan_jobs(
             digest = hashlib.sha256(f"{digest}+{text}".encode()).hexdigest()[:16]
         same = first.setdefault(digest, name)
         if same != name:
-            print(f"evaluate: {name} is identical to {same}; it is played once", file=sys.stderr)
+            if not context.shard:  # the shards leave it to the stage
+                print(f"evaluate: {name} is identical to {same}; it is played once", file=sys.stderr)
             jobs[name] = jobs[same]
             continue
         size = (evaluate.attempts, evaluate.chunk)

@@ -33,7 +33,7 @@ from stages.records.episode import Episode, episode_from, read_episodes, read_ro
 from stages.records.task import SPLITS, Task, opening
 from stages.runtime.command import command
 
-PANEL = "panel"
+PANEL, MERGED = "panel", "merged"
 SOURCES = {
     "rollouts": ("data/rollouts/{}/episodes.parquet", "rollout"),
     "demonstrations": ("data/curated/{}/demonstrations.parquet", "curate"),
@@ -42,34 +42,36 @@ SOURCES = {
 """Source -> file of its episodes, and the stage that writes it; PANEL, besides, are those of a model in the evaluation."""
 
 
-def existing(path: Path, stage: str, domain: str) -> Path:
+def existing(path: Path, stage: str) -> Path:
     """`path`. Raises FileNotFoundError, naming the stage that writes it, if it does not exist."""
     if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist; 'dvc repro {stage}@{domain}' writes it if the domain has such data")
+        raise FileNotFoundError(f"{path} does not exist; 'dvc repro {stage}' writes it if the domain has such data")
     return path
 
 
 def curated(root: Path, domain: str) -> dict[str, Task]:
     """The domain's tasks by id."""
-    path = existing(root / "data/curated" / domain / "tasks.parquet", "curate", domain)
+    path = existing(root / "data/curated" / domain / "tasks.parquet", f"curate@{domain}")
     return {task.task_id: task for task in read_tasks(path)}
 
 
 def chosen_episodes(root: Path, options: argparse.Namespace) -> list[Episode]:
-    """The episodes that the command line names. Raises FileNotFoundError, and ValueError for a model without episodes."""
+    """The episodes that the command line names. Raises FileNotFoundError; ValueError for --model without any or effect."""
     episodes: list[Episode]
     if options.source == PANEL:
-        path = existing(root / FILE, "evaluate", options.domain)
-        played = dict(played_groups(path, options.domain, [options.model]))
+        path, model = existing(root / FILE, "evaluate"), options.model or MERGED
+        played = dict(played_groups(path, options.domain, [model]))
         if not played:
             known = ", ".join(sorted(model for model, domain in stored_groups(path) if domain == options.domain))
-            raise ValueError(f"--model {options.model} has no episodes of {options.domain}; those that have some: {known}")
-        ordered = sorted(played[options.model], key=lambda row: (row["task_id"], row["attempt"]))
+            raise ValueError(f"--model {model} has no episodes of {options.domain}; those that have some: {known}")
+        ordered = sorted(played[model], key=lambda row: (row["task_id"], row["attempt"]))
         beside = ("model", "attempt")
         episodes = [episode_from({name: row[name] for name in row if name not in beside}) for row in ordered]
+    elif options.model is not None:
+        raise ValueError(f"--model names whose episodes of the panel; add --source {PANEL}, or leave --model out")
     else:
         pattern, stage = SOURCES[options.source]
-        episodes = read_episodes(existing(root / pattern.format(options.domain), stage, options.domain))
+        episodes = read_episodes(existing(root / pattern.format(options.domain), f"{stage}@{options.domain}"))
     return [episode for episode in episodes if episode.success] if options.successes else episodes
 
 
@@ -83,7 +85,7 @@ def export_pairs(root: Path, params: Params, options: argparse.Namespace) -> lis
     from stages.exchange.preferences import preference_rows
 
     folder = root / "data/annotated" / options.domain
-    tables = {name: read_rows(existing(folder / f"{name}.parquet", "annotate", options.domain)) for name in ("nodes", "pairs")}
+    tables = {name: read_rows(existing(folder / f"{name}.parquet", f"annotate@{options.domain}")) for name in ("nodes", "pairs")}
     return preference_rows(tables["nodes"], tables["pairs"], curated(root, options.domain), options.level)
 
 
@@ -103,6 +105,10 @@ TABLES: Mapping[str, Callable[[Path, Params, argparse.Namespace], list[dict[str,
 }
 
 
+IMPORTS = ("import", "gguf", "terms")
+"""Commands that export nothing."""
+
+
 def command_line() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m stages.exchange", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -114,9 +120,10 @@ def command_line() -> argparse.ArgumentParser:
         kinds = f"{' or '.join(KINDS)}; {document_kinds()}" if what == "episodes" else " or ".join(KINDS)
         command.add_argument("--to", required=True, help=f"the file to write: {kinds}")
         if what == "episodes":
-            command.add_argument("--source", choices=[*SOURCES, PANEL], default="rollouts")
-            command.add_argument("--model", default="merged", help="whose episodes of the panel (default: %(default)s)")
-            command.add_argument("--format", choices=[*FORMATS, "verl", *DOCUMENTS], default="messages")
+            sources, formats = [*SOURCES, PANEL], [*FORMATS, "verl", *DOCUMENTS]
+            command.add_argument("--source", choices=sources, default="rollouts", help="which episodes (default: %(default)s)")
+            command.add_argument("--model", help=f"with --source {PANEL}: whose (default: {MERGED})")
+            command.add_argument("--format", choices=formats, default="messages", help="(default: %(default)s)")
             command.add_argument("--successes", action="store_true", help="only episodes that solved their task")
         elif what == "pairs":
             command.add_argument(
@@ -192,7 +199,7 @@ def main() -> int:
             raise ValueError(f"--domain {options.domain} is not among `domains` in params.yaml: {', '.join(params.domains)}")
         if getattr(options, "format", None) in DOCUMENTS:
             episodes = chosen_episodes(root, options)
-            name = options.model if options.source == PANEL else options.source
+            name = options.model or MERGED if options.source == PANEL else options.source
             write_documents(Path(options.to), options.format, episodes, name)
             print(f"export: wrote {len(episodes)} episodes to {options.to}")
             return 0
@@ -200,7 +207,7 @@ def main() -> int:
         rows = TABLES[options.what](root, params, options)
         write_records(Path(options.to), rows)
     except (ValueError, OSError) as error:
-        print(f"export: {error}", file=sys.stderr)
+        print(f"{'exchange' if options.what in IMPORTS else 'export'}: {error}", file=sys.stderr)
         return 2
     print(f"export: wrote {len(rows)} rows to {options.to}")
     return 0

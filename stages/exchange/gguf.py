@@ -83,7 +83,7 @@ def write_gguf(file: Path, target: Path) -> None:
     """Write the model in `file` as a float32 `save_pretrained` folder. A model without a chat template gets one, and the token
     that ends a turn as its end of sequence.
 
-    Raises FileExistsError if `target` exists, PolicyError for a file that transformers can't read.
+    Raises FileExistsError if `target` exists, PolicyError for a file that is missing or that transformers can't read.
     """
     import torch
     import transformers
@@ -92,6 +92,8 @@ def write_gguf(file: Path, target: Path) -> None:
 
     if target.exists():
         raise FileExistsError(f"{target} already exists; remove it, or choose another folder")
+    if not file.is_file():
+        raise PolicyError(f"{file} does not exist; name a .gguf file, or a package: {', '.join(PACKAGES)}")
     logging.disable_progress_bar()
     where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name, "local_files_only": True}
     # Newer transformers keep the weights packed where a kernel for them is installed, older ones always dequantise.

@@ -186,6 +186,13 @@ def load_inputs(root: Path, params: Params) -> Inputs:
             "reports/evaluation.json does not exist; run 'dvc repro evaluate' (or 'python -m stages.evaluate') first"
         )
     check_evaluation(evaluation, "reports/evaluation.json")
+    listed = [*params.domains, *params.evaluate.transfer]
+    played = {domain for by_domain in evaluation["models"].values() for domain in by_domain}
+    if not played & set(listed):
+        raise ValueError(
+            f"reports/evaluation.json has results of {', '.join(sorted(played))}, and none of {', '.join(listed)}, which "
+            f"params.yaml lists; run 'dvc repro evaluate' first"
+        )
     rows = optional_rows(root / "data" / "evaluation" / "rows.parquet", OUTCOME_COLUMNS)
     return Inputs(
         params=params,

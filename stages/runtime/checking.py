@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from stages.runtime.command import command
@@ -33,10 +34,10 @@ class Findings:
         """The result of `test`, or None and a failure in the code `at` if it raises."""
         try:
             result = test()
-        except MistakeError as error:
+        except (MistakeError, ParamsError) as error:
             self.mistakes.append(f"{place(at)}: {title}: {error}")
         except Exception as error:
-            self.mistakes.append(f"{place(at)}: {title}: it raised {described(error)}")
+            self.mistakes.append(f"{place(at)}: {title}: it raised {described(error, Path(place(at)).parent)}")
         else:
             self.passed.append(title)
             return result
@@ -58,7 +59,7 @@ def run_checks(kind: str, checks: Callable[[str, Findings], None]) -> Callable[[
         try:
             checks(name, findings)
         except ParamsError as error:
-            print(error)
+            print(str(error).removeprefix("params.yaml: "))  # the name is the command line's
             return 2
         for title in findings.passed:
             print(f"ok     {title}")

@@ -3,7 +3,7 @@ tracebacks."""
 
 from __future__ import annotations
 
-import difflib
+import functools
 import inspect
 import pkgutil
 import sys
@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from stages.runtime.validation import ParamsError
+from stages.runtime.validation import ParamsError, closest
 
 
 @cache
@@ -78,8 +79,8 @@ class Group:
     def hint(self, name: str) -> str:
         """The nearest name, all names, and how to install a package."""
         names = self.names()
-        near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-        nearest = f"; did you mean '{near[0]}'?" if near else "."
+        near = closest(name, names)
+        nearest = f"; did you mean '{near}'?" if near else "."
         return (
             f"{nearest} Known: {', '.join(names)}. To use your own, name it in its package's pyproject.toml under "
             f'[project.entry-points."{self.name}"] and (re)install the package: pip install -e FOLDER'
@@ -90,9 +91,16 @@ class Group:
         return f"{self.key} '{name}': {what}: {described(error)}"
 
 
-def described(error: BaseException) -> str:
-    """An error in one line, with the file and line of the outside code that raised it."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
+OURS = Path(__file__).resolve().parents[1]
+
+
+def described(error: BaseException, home: Path = OURS) -> str:
+    """An error in one line, with the file and line that raised it; `home`: the folder of another package's code, whose last line
+    is then the one, whatever that called."""
+    raised = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in raised if "importlib" not in frame.filename and frame.filename != __file__]
+    if OURS not in (home, *home.parents):
+        frames = [frame for frame in frames if home in Path(frame.filename).parents] or frames
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     if isinstance(error, SyntaxError) and error.filename:
         where = f" ({error.filename}:{error.lineno})"
@@ -101,7 +109,9 @@ def described(error: BaseException) -> str:
 
 def place(thing: Any) -> str:
     """`file:line` of a class, function, method or of an instance's class; its name where there is no source."""
-    subject = getattr(thing, "func", thing)  # a partial's function
+    subject = thing
+    if isinstance(thing, functools.partial):  # its function, or that which it wraps
+        subject = next(filter(callable, thing.args), thing.func)
     owner = getattr(subject, "__self__", None)
     if owner is not None and getattr(subject, "__module__", "").startswith("stages."):
         subject = type(owner)  # an inherited method: point to the subclass

@@ -38,8 +38,10 @@ def overlaid(path: Path, overlay: Path) -> str:
         for key, value in values.items():
             if isinstance(value, dict) and isinstance(target.get(key), dict):
                 write_over(target[key], value)
-            else:
+            elif key in target or not target or target.fa.flow_style():
                 target[key] = value
+            else:  # before the last key, whose comment has the blank line that ends the section
+                target.insert(len(target) - 1, key, value)
 
     round_trip = _round_trip()
     try:

@@ -18,10 +18,10 @@ FOLDER = Path(".bellwether") / "progress"
 
 
 class Progress:
-    """Prints a line every few seconds and one at the end."""
+    """Prints a line every few seconds and one at the end. `origin`: where restored units come from, for people."""
 
-    def __init__(self, label: str, total: int, unit: str, file: Path | None = None) -> None:
-        self.label, self.total, self.unit, self.file = label, total, unit, file
+    def __init__(self, label: str, total: int, unit: str, file: Path | None = None, origin: str = "from a checkpoint") -> None:
+        self.label, self.total, self.unit, self.file, self.origin = label, total, unit, file, origin
         self.done = self.restored = 0
         self.started = self.printed = time.monotonic()
         self.written = float("-inf")
@@ -42,7 +42,7 @@ class Progress:
         """Add `count` units from a checkpoint."""
         self.done += count
         self.restored += count
-        self._show(count, "from a checkpoint" if count else "")
+        self._show(count, self.origin if count else "")
         self._write()
 
     def _write(self) -> None:
@@ -72,11 +72,11 @@ class Progress:
 
 
 class _Bar(Progress):
-    def __init__(self, label: str, total: int, unit: str, file: Path | None = None) -> None:
+    def __init__(self, label: str, total: int, unit: str, file: Path | None = None, origin: str = "from a checkpoint") -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
         from rich.progress import Progress as RichProgress
 
-        super().__init__(label, total, unit, file)
+        super().__init__(label, total, unit, file, origin)
         self.bar = RichProgress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=30),
@@ -110,10 +110,18 @@ class _Silent(Progress):
 
 
 @contextmanager
-def progress(label: str, total: int, unit: str = "step", file: Path | None = None, shown: bool = True) -> Iterator[Progress]:
-    """Show progress on `total` units of work, and write it to `file` if given; `shown`: False if another process shows it."""
+def progress(
+    label: str,
+    total: int,
+    unit: str = "step",
+    file: Path | None = None,
+    shown: bool = True,
+    origin: str = "from a checkpoint",
+) -> Iterator[Progress]:
+    """Show progress on `total` units of work, and write it to `file` if given; `shown`: False if another process shows it;
+    `origin`: see Progress."""
     kind = (_Bar if sys.stdout.isatty() else Progress) if shown else _Silent
-    bar = kind(label, total, unit, file)
+    bar = kind(label, total, unit, file, origin)
     try:
         yield bar
     finally:

@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
-from stages.runtime.validation import ParamsError, nearest, section_within
+from stages.runtime.validation import ParamsError, nearest, places, section_within
 from stages.runtime.yaml_files import read_yaml
 
 BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
@@ -197,7 +197,7 @@ def _find(root: type[BaseModel], key: str) -> tuple[str, type[BaseModel], str | 
         parts = parts[2:] if len(parts) > 2 and parts[2] in root.model_fields else ["per_domain", *parts[2:3]]
     for number, part in enumerate(parts):
         if part not in section.model_fields:
-            raise ParamsError(f"unknown key '{key}'.{nearest(part, list(section.model_fields))}")
+            raise ParamsError(f"unknown key '{key}'.{nearest(part, list(section.model_fields), places(root, part))}")
         inner = section_within(section.model_fields[part].annotation)
         if inner is None:
             if number + 1 < len(parts):

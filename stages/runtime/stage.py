@@ -59,6 +59,8 @@ class StageContext:
     """The share of the stage's chunks to compute and save as checkpoints; None for the complete stage."""
     edited: Mapping[str, str] = field(default_factory=dict)
     """Hashes of the code and parameters that the stage started with, whatever the files hold by now."""
+    collects: bool = False
+    """Whether this run's shards or forks have computed all chunks, so that no earlier run's checkpoints are left to read."""
 
     @property
     def title(self) -> str:
@@ -81,7 +83,8 @@ class StageContext:
     def progress(self, label: str, total: int, unit: str = "step") -> Iterator[Progress]:
         # Shards would overwrite each other's file.
         file = self.root / PROGRESS / f"{self.title}.json" if self.main and not self.shard else None
-        with progress(f"{self.title}: {label}", total, unit, file, self.main) as bar:
+        origin = "" if self.collects else "from a checkpoint"
+        with progress(f"{self.title}: {label}", total, unit, file, self.main, origin) as bar:
             yield bar
 
     def share(self, chunks: Sequence[Chunk]) -> Iterator[Chunk]:
@@ -231,8 +234,10 @@ def _run(context: StageContext, run: Callable[[StageContext], None], kind: Kind)
             around.enter_context(measured(root, context.title, identity(hashes), uptime() - waited))
         if kind.sharded and not context.shard and params.resources.shards.count > 1:
             run_shards(root, name, domain, params.resources.shards)
+            context = replace(context, collects=True)
         elif kind.forked and not context.shard and params.resources.device == "cpu" and params.resources.workers > 1:
             _run_in_forks(context, run)
+            context = replace(context, collects=True)
         run(context)
         if context.team:
             _add_spans(context.team)
@@ -315,6 +320,18 @@ def _end(code: int) -> NoReturn:
     os._exit(code)
 
 
+def _missing_input(context: StageContext, error: Exception) -> str | None:
+    """What makes the missing file of an error that says no more than its path; None for other errors."""
+    if not isinstance(error, FileNotFoundError):
+        return None
+    path = str(error.filename or error)  # pyarrow's message is the path
+    made = any(folder in Path(path).parents for folder in (context.data, context.reports))
+    shipped = any(context.data / name in Path(path).parents for name in ("base", "raw"))
+    if " does not exist" in path or shipped or not made:
+        return None
+    return f"{path} does not exist; 'dvc repro {context.title}' first runs the stages that make it"
+
+
 def _tracked(context: StageContext, work: Callable[[], None]) -> int:
     """Call `work`, reporting its status to the tracker; returns the exit code."""
     status = "FAILED"
@@ -325,7 +342,8 @@ def _tracked(context: StageContext, work: Callable[[], None]) -> int:
     except (ParamsError, ValueError, FileNotFoundError, OSError) as error:
         if os.environ.get("BELLWETHER_DEBUG"):
             raise
-        print(f"{context.title}: {error}\n(BELLWETHER_DEBUG=1 shows where this came from)", file=sys.stderr)
+        problem = _missing_input(context, error) or error
+        print(f"{context.title}: {problem}\n(BELLWETHER_DEBUG=1 shows where this came from)", file=sys.stderr)
         if isinstance(error, TeamError) and error.code:
             return error.code  # so that the process in which a cause appears does not decide whether a retry may help
         return FAILED if isinstance(error, OSError) and not isinstance(error, FileNotFoundError) else BAD_PARAMETERS

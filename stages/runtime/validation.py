@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
@@ -137,10 +137,61 @@ def renamed(location: tuple[Any, ...]) -> str:
     return f" It is now the file {MOVED[key]}: run 'python -m stages.params --migrate'." if key in MOVED else ""
 
 
-def nearest(name: str, known: list[str]) -> str:
-    """A hint at the most similar known name, or at all of them."""
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f" Did you mean '{near[0]}'?" if near else f" Known here: {', '.join(known)}."
+def closest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
+    """The known name that is most similar, whatever its case; None if none is by `cutoff`."""
+    folded = {one.casefold(): one for one in known}
+    near = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=cutoff)
+    return folded[near[0]] if near else None
+
+
+def guess(name: str, known: Iterable[str]) -> str:
+    """The hint `(did you mean 'search'?)` after a space, or "" if no known name is similar."""
+    near = closest(name, known)
+    return f" (did you mean '{near}'?)" if near else ""
+
+
+def places(root: type[BaseModel], name: str, prefix: str = "") -> Iterator[str]:
+    """Dotted places of the keys `name` in `root` and its sections, without the overrides of domains."""
+    for key, field in root.model_fields.items():
+        if key == name:
+            yield f"{prefix}{key}"
+        inner = section_within(field.annotation)
+        if inner is not None and key != "per_domain":
+            yield from places(inner, name, f"{prefix}{key}.")
+
+
+MOST_PLACES = 3
+"""Places of a key that a hint names."""
+
+
+def nearest(name: str, known: list[str], elsewhere: Iterable[str] = ()) -> str:
+    """A hint at the known name that differs by a slip, at the keys of this name in other sections if they are few, at a similar
+    known name, or at all."""
+    found = list(elsewhere)
+    near = closest(name, known, 0.8)
+    if near is None and 0 < len(found) <= MOST_PLACES:
+        return f" Did you mean {' or '.join(map(repr, found))}?"
+    near = near or closest(name, known)
+    return f" Did you mean '{near}'?" if near else f" Known here: {', '.join(known)}."
+
+
+def _as_number(kind: str, given: Any) -> str:
+    """How to write text that is a number, such as 3e-4 (YAML's numbers have a dot), for an error of this pydantic type."""
+    if kind not in ("int_type", "float_type") or not isinstance(given, str):
+        return ""
+    try:
+        number = float(given)
+    except ValueError:
+        return ""
+    if number - number != 0 or (kind == "int_type" and not number.is_integer()):
+        return ""
+    text = str(int(number)) if kind == "int_type" else repr(number)
+    text = text if "." in text else text.replace("e", ".0e")
+    return f", which YAML reads as text; write {text}"
+
+
+MESSAGES = {"model_type": "must be a mapping of keys"}
+"""Messages of our own for pydantic's error types."""
 
 
 def explain(error: ValidationError, root: type[BaseModel], source: str, prefix: str = "") -> str:
@@ -151,12 +202,14 @@ def explain(error: ValidationError, root: type[BaseModel], source: str, prefix: 
         location = (*prefix.rstrip(".").split("."), *item["loc"]) if prefix else item["loc"]
         key = ".".join(_readable(part) for part in location)
         if item["type"] == "extra_forbidden":
-            known = known_names(root, location)
-            lines.append(f"{source}: unknown key '{key}'.{renamed(location) or nearest(str(location[-1]), known)}")
+            known, name = known_names(root, location), str(location[-1])
+            elsewhere = places(root, name, "" if location[0] in root.model_fields else prefix)
+            lines.append(f"{source}: unknown key '{key}'.{renamed(location) or nearest(name, known, elsewhere)}")
         else:
-            given = "" if isinstance(item["input"], (dict, BaseModel)) else f" (given: {shortened(item['input'])})"
-            place = f" '{key}'" if key else ""
-            lines.append(f"{source}:{place} {item['msg'].removeprefix('Value error, ')}{given}")
+            value, kind = item["input"], item["type"]
+            given = "" if isinstance(value, (dict, BaseModel)) else f" (given: {shortened(value)}{_as_number(kind, value)})"
+            place, message = f" '{key}'" if key else "", MESSAGES.get(kind, item["msg"].removeprefix("Value error, "))
+            lines.append(f"{source}:{place} {message}{given}")
     shown = [brief(line) for line in lines[:MOST_MISTAKES]]
     while len(shown) > 1 and sum(map(len, shown)) > MOST_CHARACTERS:
         shown.pop()

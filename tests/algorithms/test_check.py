@@ -30,6 +30,11 @@ def test_every_method_passes_the_check(name: str) -> None:
         ("stored_pg", lambda one: {"offline": OfflineLosses(lambda scores, batch, rl: scores.logprobs.sum())}, "LossTerms"),
         ("stored_pg", lambda one: {"offline": None}, "OfflineLosses"),
         ("archer_offline", lambda one: {"pieces": {"loss": lambda logprobs, batch, rl: logprobs / 0}}, "not finite"),
+        ("gpg", lambda one: {"parts": {"loss.kin": "gspo"}}, "algorithm gpg: unknown key 'rl.loss.kin'. Did you mean 'kind'?"),
+        ("gpg", lambda one: {"parts": {"los.kind": "gspo"}}, "`parts` has the unknown part 'los'. Did you mean 'loss'?"),
+        ("gpg", lambda one: {"parts": {"loss.kind": "gpso"}}, "algorithm gpg: 'rl.loss.kind' Input should be 'policy_gradient'"),
+        ("gpg", lambda one: {"pieces": {"advantges": print}}, "`pieces` has the unknown part 'advantges'. Did you mean 'advan"),
+        ("una", lambda one: {"settings": dict}, "`settings` must be a subclass of stages.plugins.Section"),
         ("gpg", lambda one: {"state": lambda: {"seen": {1, 2}}, "pieces": {"advantage": ignoring_state(one)}}, "it has a set"),
     ],
 )

@@ -10,9 +10,10 @@ import pytest
 import yaml
 
 from stages.claims.entries import entry_of
-from stages.claims.experiment import FOLDER, load_experiment, slugs
+from stages.claims.experiment import FOLDER, Tune, load_experiment, slugs
 from stages.claims.new import PIPELINE, listed, main
 from stages.params import load_params
+from stages.runtime.validation import ParamsError
 
 ROOT = Path(__file__).resolve().parents[2]
 ARMS = ["--arm", "grpo", "rl.algorithm=grpo", "--arm", "wide", "rl.algorithm=dapo", "rl.loss.clip_high=0.3"]
@@ -68,6 +69,20 @@ def test_more_than_two_arms_are_compared_with_the_first(board: Path, params: dic
     ]
 
 
+def test_arms_that_set_the_tuned_key_keep_it(board: Path, params: dict[str, Any]) -> None:
+    """Contract: tuning would give all arms one learning rate, so an experiment about it is not tuned; `tune` added to it, or the
+    key to an arm, is refused."""
+    arms = ["--arm", "low", "rl.learning_rate=0.0003", "--arm", "high", "rl.learning_rate=0.001"]
+    assert ask(params, "rates", "--environment", "search", *arms) == 0
+    found = load_experiment(board / FOLDER / "rates.yaml")
+    assert (found.tune, found.untuned) == (None, "The arms set rl.learning_rate.")
+    tuned = found.model_copy(update={"untuned": None, "tune": Tune(key="rl.learning_rate", values=[0.0001, 0.0003])})
+    with pytest.raises(ParamsError, match=r"rates\.yaml: arm 'low' sets rl\.learning_rate, which is tuned and replaced"):
+        entry_of(ROOT, tuned, params, "rates.yaml")
+    other = tuned.model_copy(update={"tune": Tune(key="rl.epochs", values=[1, 2])})
+    assert entry_of(ROOT, other, params, "rates.yaml").experiment == other
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -78,6 +93,9 @@ def test_more_than_two_arms_are_compared_with_the_first(board: Path, params: dic
         (["one", "--arm", "a", "--arm", "b", "grpo"], "KEY=VALUE"),
         (["one", *ARMS, "--metric", "history.entropy.last"], "margin"),
         (["taken", *ARMS], "exists"),
+        (["one", *ARMS, "--metric", "panel.succes"], "panel.succes does not exist (did you mean 'success'?): panel has success"),
+        (["one", "--arm", "a", "--arm", "b", "rl.algorithm=grpoo"], "one.yaml: arm 'b': unknown rl.algorithm 'grpoo'; did you"),
+        (["one", "--arm", "a", "merge.method=ties", "--arm", "b", "merge.method=dare"], "arm 'a' sets merge, but lane rl merges"),
     ],
 )
 def test_impossible_questions_leave_nothing(

@@ -284,9 +284,10 @@ def test_evaluation_ignores_the_training_horizon(context: StageContext, horizon:
 
 
 def test_resume_and_shards_write_same_bytes_and_equal_models_play_once(
-    context: StageContext, monkeypatch: pytest.MonkeyPatch
+    context: StageContext, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Contract: after a kill, or after its shards, the stage writes the same bytes and plays only what is missing."""
+    """Contract: after a kill, or after its shards, the stage writes the same bytes and plays only what is missing. Which models
+    are equal is said once, not by each shard."""
     played: list[str] = []
 
     def counting(job: Any, settings: Settings) -> Any:
@@ -322,13 +323,16 @@ def test_resume_and_shards_write_same_bytes_and_equal_models_play_once(
     shutil.rmtree(context.data / "evaluation")
     shutil.rmtree(context.reports)
     by_shard = []
+    capsys.readouterr()
     for index in (3, 1, 4, 2):
         played = []
         evaluate.run(replace(context, shard=Shard(index, 4)))
         by_shard.append(len(played))
         assert not (context.data / "evaluation").exists()
+    assert "identical" not in capsys.readouterr().err
     played = []
     evaluate.run(context)
+    assert "evaluate: merged is identical to rl@search; it is played once\n" in capsys.readouterr().err
     assert (by_shard, played) == ([1, 2, 1, 2], [])
     assert outputs(context) == undisturbed
 

@@ -66,6 +66,8 @@ def test_same_file_gives_the_same_bytes(file: tuple[Path, Any], folder: Path, tm
 def test_refusals(file: tuple[Path, Any], tmp_path: Path) -> None:
     with pytest.raises(FileExistsError, match="already exists"):
         write_gguf(file[0], tmp_path)
+    with pytest.raises(PolicyError, match=r"none\.gguf does not exist; name a \.gguf file, or a package: gemma-270m"):
+        write_gguf(tmp_path / "none.gguf", tmp_path / "new")
     (tmp_path / "bad.gguf").write_bytes(b"not GGUF")
     with pytest.raises(PolicyError, match=r"bad\.gguf can't be read as GGUF"):
         write_gguf(tmp_path / "bad.gguf", tmp_path / "new")

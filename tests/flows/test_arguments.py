@@ -40,6 +40,24 @@ def test_wrong_arguments_are_refused_before_anything_starts(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("flows.budget --seeds 1 1", "budget: seeds: 1 given twice; runs of one seed are equal\n"),
+        ("flows.spread --seeds 0 2 2", "spread: seeds: 2 given twice; runs of one seed are equal\n"),
+        ("flows.spread --seeds -1 2", "spread: seeds.0: Input should be greater than or equal to 0\n"),
+    ],
+)
+def test_equal_runs_do_not_count_as_several(
+    line: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Contract: intervals over seeds are of independent runs; the message is one line."""
+    module, *given = line.split()
+    monkeypatch.setattr(sys, "argv", [module, *given])
+    assert importlib.import_module(module).main() > 0
+    assert capsys.readouterr().err == message
+
+
 def test_limits_are_allowed() -> None:
     assert [whole_number(1, 3)(text) for text in ("1", "3")] == [1, 3]
 

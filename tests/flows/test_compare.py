@@ -158,6 +158,7 @@ def test_only_undecided_settings_get_further_seeds(checkout: Path, monkeypatch: 
         (["--metric", "turns"], "too small to matter"),
         (["--setting", "c", "--claim", "superiority"], "about two settings"),
         (["--margin", "0"], "margin"),
+        (["--seeds", "0", "3", "0"], "seeds: 0 given twice"),
         (["--claim", "better"], "invalid choice"),
     ],
 )

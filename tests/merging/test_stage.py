@@ -131,14 +131,15 @@ def test_method_settings_do_not_affect_linear_average(tmp_path: Path) -> None:
     assert (tmp_path / "data/models/merged_linear/model.safetensors").read_bytes() == plain
 
 
-def test_merge_of_one_domain_is_its_specialist(tmp_path: Path) -> None:
-    """Contract: with a single domain the merge is its specialist, bit for bit."""
+def test_merge_of_one_domain_is_its_specialist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Contract: with a single domain the merge is its specialist, bit for bit, and the stage says that no method was used."""
     specialists(tmp_path, ["one"])
     merge.run(context(tmp_path, ["one"], weights={"one": 0.3}, lam=0.5))
     specialist = (tmp_path / "data/models/rl/one/model.safetensors").read_bytes()
     assert (tmp_path / "data/models/merged/model.safetensors").read_bytes() == specialist
     report = json.loads((tmp_path / "reports/merge.json").read_text())
     assert (report["method"], report["requested"]) == ("linear", "ram_plus")
+    assert "merge: one is the only domain, so merge.method ram_plus is not used\n" in capsys.readouterr().err
 
 
 def test_base_setting_selects_base_model_for_deltas(tmp_path: Path) -> None:

@@ -107,6 +107,14 @@ def test_roles_of_a_team_by_hand(full_run: tuple[Path, Params]) -> None:
     assert "coalition (empty) has no model" in note.text
 
 
+def test_an_evaluation_of_other_domains_is_refused(full_run: tuple[Path, Params]) -> None:
+    """Contract: after an edit of `domains`, the report asks for the evaluation instead of failing somewhere on the page."""
+    root, params = full_run
+    other = params.model_copy(update={"domains": ["keydoor"]})
+    with pytest.raises(ValueError, match=r"has results of .*search.*, and none of keydoor.*run 'dvc repro evaluate' first"):
+        load_inputs(root, other)
+
+
 def test_coalitions_are_no_models_of_the_run(full_run: tuple[Path, Params], tmp_path: Path) -> None:
     """Contract: rows of a team's coalitions are kept apart, so that no other chapter and no kept run counts them."""
     from stages.evaluation.panels import EVALUATION_SCHEMA

@@ -68,6 +68,7 @@ ALLOWED_IMPORTS = {
     "stages.runtime.validation.Section": "the base of settings",
     "stages.runtime.validation.Share": "a range",
     "stages.runtime.validation.explain": "a message",
+    "stages.runtime.validation.nearest": "a message",
     "stages.runtime.validation.refuse_idle": "a check",
     "stages.runtime.validation.shortened": "a message",
     "stages.runtime.validation.watched": "a check",

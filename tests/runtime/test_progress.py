@@ -45,6 +45,12 @@ def test_fully_restored_work_prints_one_line(capsys):
     assert capsys.readouterr().out == "evaluate: playing 3/3 episodes; from a checkpoint\n"
 
 
+def test_work_of_this_run_is_not_called_a_checkpoint(capsys):
+    with progress("rollout@search: playing", 3, "episode", origin="") as bar:
+        bar.restore(3)
+    assert capsys.readouterr().out == "rollout@search: playing 3/3 episodes\n"
+
+
 def test_terminal_shows_a_bar(monkeypatch, capsys):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     with progress("annotate: growing", 4, "tree") as bar:

@@ -63,6 +63,38 @@ def test_exit_code_says_whether_retrying_can_help(project: Path, error: Exceptio
     assert stage_run("sft", raising(error), params, open_tracker) == code
 
 
+@pytest.mark.parametrize("error", [FileNotFoundError, lambda path: FileNotFoundError(2, "No such file or directory", path)])
+def test_missing_input_is_reported_with_the_command_that_makes_it(
+    project: Path, capsys: pytest.CaptureFixture[str], error: Callable[[str], Exception]
+) -> None:
+    """Contract: pyarrow's message is the path alone. A file that no stage makes keeps its message."""
+    path = project / "data/curated/search/tasks.parquet"
+    stage_run("sft", raising(error(str(path))), params, open_tracker)
+    printed = capsys.readouterr().err
+    assert f"sft: {path} does not exist; 'dvc repro sft' first runs the stages that make it\n" in printed
+    shipped = str(project / "data/raw/search.jsonl")
+    for other in (error(shipped), error("/elsewhere"), FileNotFoundError(f"{path} does not exist")):
+        stage_run("sft", raising(other), params, open_tracker)
+        assert f"sft: {other}\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_progress_of_forks_is_not_called_a_checkpoint(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], workers: int
+) -> None:
+    """Contract: "from a checkpoint" says that an earlier run computed it; what this run's forks did, it only collects."""
+    (project / "params.yaml").write_text(f"domains: [search]\nper_domain: {{search: {{}}}}\nresources: {{workers: {workers}}}\n")
+    monkeypatch.setattr(runtime, "LIBRARIES", ())
+
+    def run(context: StageContext) -> None:
+        if not context.shard:
+            with context.progress("playing", 2, "episode") as bar:
+                bar.restore(2)
+
+    assert stage_run("rollout", run, params, lambda *where: Tracker(), sharded=True, forked=True) == 0
+    assert capfd.readouterr().out == f"rollout: playing 2/2 episodes{'; from a checkpoint' if workers == 1 else ''}\n"
+
+
 @pytest.mark.parametrize("failing", [0, 1, 2])
 @pytest.mark.parametrize(
     ("error", "code"), [(OSError(28, "full"), FAILED), (ValueError("bad"), BAD_PARAMETERS), (KeyError("gone"), 1)]

@@ -46,7 +46,7 @@ def test_unrepresentable_values_are_rejected(changes: dict[str, Any], words: str
         ("search", {"hops": {2: float("inf")}}, "'per_domain.search.environment.hops' holds inf"),
         ("code", {"sandbox": {"steps": 2**64}}, "'per_domain.code.environment.sandbox.steps' holds an integer outside"),
         ("code_folder", {"folder": f"data/raw/{LONE_SURROGATE}"}, "half of a surrogate pair"),
-        ("wordle", {"levels": [{"letters": 2, "alphabet": 3, "weight": "2"}]}, "valid number (given: '2')"),
+        ("wordle", {"levels": [{"letters": 2, "alphabet": 3, "weight": "2"}]}, "valid number (given: '2', which"),
     ],
 )
 def test_environment_settings_have_the_same_checks(name: str, settings: dict[str, Any], words: str) -> None:

@@ -239,5 +239,6 @@ def test_readers_of_rollouts_are_refused_without_them(reader: str) -> None:
 def test_what_reads_no_rollouts_runs_without_them() -> None:
     off = {"domains": ["search"], "per_domain": {"search": {}}, "rollout": {"tasks": 0}}
     for rl in ({}, {"algorithm": "archer_offline"}, {"algorithm": "ppo"}, {"curriculum": {"kind": "uniform"}}):
-        parse_params({**off, "rl": rl})
-    parse_params({**off, "annotate": {"tasks": 0, "evaluation": {"kind": "mixed"}}})  # grows no tree whose leaves need a value
+        assert parse_params({**off, "rl": rl}).rollout.tasks == 0
+    no_trees = {"annotate": {"tasks": 0, "evaluation": {"kind": "mixed"}}}  # so no leaf needs a value
+    assert parse_params({**off, **no_trees}).annotate.tasks == 0

@@ -1,4 +1,4 @@
-"""Running a stage: exit codes that say whether retrying can help, costs, help texts and exclusive GPUs."""
+"""Running a stage: exit codes that say whether retrying can help, costs and exclusive GPUs."""
 
 from __future__ import annotations
 
@@ -271,46 +271,6 @@ def test_joining_stages_remove_unlisted_domains_from_all_their_inputs(project: P
     stage.prune(StageContext(name, None, values, project, Tracker()))
     left = {folder for folder in joined if (project / folder / "gone.json").exists()}
     assert left == ({"data/packages/environments"} if stage is evaluate else set())  # merge, which comes first, removes these
-
-
-COMMANDS = [
-    "curate",
-    "sft",
-    "rollout",
-    "annotate",
-    "rl",
-    "merge",
-    "evaluate",
-    "report",
-    "pretraining",
-    "claims",
-    "tracking.promote",
-    "params",
-]
-HEAVY = {
-    *("accelerate", "bm25s", "datasets", "dvc", "fastapi", "httpx", "matplotlib", "mlflow", "pandas", "peft", "prefect"),
-    *("requests", "scipy.stats", "sqlalchemy", "sympy", "textworld", "tokenizers", "torch", "transformers"),
-}
-ASK_FOR_HELP = """
-import contextlib, io, runpy, sys
-
-for name in sys.argv[1:]:
-    sys.argv, output = [name, "--help"], io.StringIO()
-    with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
-        runpy.run_module(f"stages.{name}", run_name="__main__", alter_sys=True)
-    print(name, "usage:" in output.getvalue(), *sys.modules)
-"""
-
-
-def test_help_imports_no_heavy_modules() -> None:
-    """One process runs all commands in turn, so the first one listed with a heavy module is the one that imports it."""
-    command = [sys.executable, "-W", "ignore", "-c", ASK_FOR_HELP, *COMMANDS]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    lines = [line.split() for line in done.stdout.splitlines()]
-    assert [name for name, *_ in lines] == COMMANDS
-    for name, helped, *modules in lines:
-        assert helped == "True", name
-        assert not HEAVY.intersection(modules), name
 
 
 HOLD = """

@@ -61,6 +61,25 @@ def make_tiny_model(vocab_size: int, kv_heads: int = 2, seed: int = 0, **changes
     return LlamaForCausalLM(LlamaConfig(**{**settings, **changes})).eval()
 
 
+def make_tiny_gemma(vocab_size: int, seed: int = 0, **changes):
+    """A random Gemma 3 of six layers, the last with full attention, as Gemma's."""
+    import torch
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    settings = {
+        "vocab_size": vocab_size,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "max_position_embeddings": 256,
+    }
+    torch.manual_seed(seed)
+    return Gemma3ForCausalLM(Gemma3TextConfig(**{**settings, **changes})).eval()
+
+
 def make_tiny_policy(folder: Path, seed: int = 0, **changes) -> Path:
     """A tiny random policy in a `save_pretrained` folder."""
     from stages.agent.policy import save_policy

@@ -5,30 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tiny import make_tiny_gemma
+
 CONTROL, NORMAL, BYTE = 3, 1, 6
 SPECIAL = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"]
 PIECES = ["\n", "▁", *"abcdefghijklmnopqrstuvwxyz", "us", "er", "mo", "de", "el"]
-
-
-def tiny_gemma(vocabulary: int) -> Any:
-    import torch
-    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
-
-    torch.manual_seed(0)
-    config = Gemma3TextConfig(
-        vocab_size=vocabulary,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=6,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        query_pre_attn_scalar=256,  # what transformers assumes of GGUF files, which do not have it
-        sliding_window=512,
-        max_position_embeddings=256,
-        initializer_range=0.2,
-    )
-    return Gemma3ForCausalLM(config).eval()
 
 
 def write_tokenizer(writer: Any, marks: list[str]) -> int:
@@ -53,7 +34,8 @@ def write_tiny(path: Path, marks: list[str]) -> Any:
     from gguf import MODEL_ARCH, GGUFWriter, get_tensor_name_map
 
     writer = GGUFWriter(str(path), "gemma3")
-    model = tiny_gemma(write_tokenizer(writer, marks))
+    # query_pre_attn_scalar: what transformers assumes of GGUF files, which do not have it
+    model = make_tiny_gemma(write_tokenizer(writer, marks), query_pre_attn_scalar=256, sliding_window=512, initializer_range=0.2)
     config = model.config
     writer.add_name("tiny")
     writer.add_block_count(config.num_hidden_layers)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny import make_tiny_tokenizer
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+from tiny import make_tiny_gemma, make_tiny_tokenizer
+from transformers import Gemma3ForCausalLM
 
 from stages import rl, sft
 from stages.agent.policy import load_policy, save_policy
@@ -40,25 +40,16 @@ SECTIONS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A base model of six layers, the last with full attention, as Gemma's."""
+    """A base model with windows shorter than prompts."""
     tokenizer, folder = make_tiny_tokenizer(), tmp_path_factory.mktemp("gemma") / "policy"
-    torch.manual_seed(0)
-    config = Gemma3TextConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=6,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        query_pre_attn_scalar=32,
-        sliding_window=WINDOW,
-        max_position_embeddings=256,
-        initializer_range=0.1,
-        bos_token_id=None,
-        eos_token_id=3,
-    )
-    save_policy(Gemma3ForCausalLM(config).eval(), tokenizer, folder)
+    changes = {
+        "query_pre_attn_scalar": 32,
+        "sliding_window": WINDOW,
+        "initializer_range": 0.1,
+        "bos_token_id": None,
+        "eos_token_id": 3,
+    }
+    save_policy(make_tiny_gemma(len(tokenizer), **changes), tokenizer, folder)
     return folder
 
 

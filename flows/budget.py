@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect import flow
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from flows import arguments, forms
 from flows.compare import Comparison, Setting, compare, expanded
@@ -139,7 +139,7 @@ def main() -> int:
         given = {"name": options.name, "seeds": options.seeds, "overrides": options.overrides, "jobs": options.jobs}
         budget(Budget(total_units=options.total, demo_cost=options.demo_cost, splits=splits, **given))
     except (StageFailedError, ValueError) as error:
-        print(f"budget: {forms.mistakes(error) if isinstance(error, ValidationError) else error}", file=sys.stderr)
+        print(f"budget: {forms.mistakes(error)}", file=sys.stderr)
         return 1
     return 0
 

@@ -19,7 +19,9 @@ Seed = Annotated[int, Field(ge=0)]
 Seeds = Annotated[list[Seed], Field(min_length=2), AfterValidator(_distinct)]
 
 
-def mistakes(error: ValidationError) -> str:
-    """The mistakes in a flow's settings, in one line."""
+def mistakes(error: Exception) -> str:
+    """What is wrong, in one line: of settings all mistakes, of another error its message."""
+    if not isinstance(error, ValidationError):
+        return str(error)
     found = ((".".join(map(str, one["loc"])), one["msg"].removeprefix("Value error, ")) for one in error.errors())
     return "; ".join(f"{place}: {message}" if place else message for place, message in found)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from prefect import flow
 from prefect.task_runners import ThreadPoolTaskRunner
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from flows import arguments, forms
 from flows.compare import ONE_CORE, default_jobs, expanded, fixed_rl_seeds, run_experiments
@@ -133,7 +133,7 @@ def main() -> int:
             return 0
         spread(given)
     except (StageFailedError, ValueError) as error:
-        print(f"spread: {forms.mistakes(error) if isinstance(error, ValidationError) else error}", file=sys.stderr)
+        print(f"spread: {forms.mistakes(error)}", file=sys.stderr)
         return BAD_PARAMETERS if getattr(error, "bad_parameters", True) else 1
     return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -58,6 +59,11 @@ def one_run(
             found = {f"{prefix}.{name}": value for name, value in run(settings).items()}
         except ValidationError as error:
             raise ParamsError(explain(error, section, str(options.settings))) from error
+        if wrong := [f"{name} is {value}" for name, value in found.items() if not math.isfinite(value)]:
+            raise ParamsError(
+                f"{options.settings}: {', '.join(wrong)}, as numbers left the range of floating point; lower learning rates, or "
+                f"bring rewards, weights and noise nearer to 1"
+            )
         write_json(options.result, {**found, "environment_steps": 0})
 
     return exit_code(prefix, work)

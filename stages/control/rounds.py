@@ -42,14 +42,23 @@ class Rounds(ABC):
         """Train for `evaluate_every` steps and evaluate."""
 
     def train(self) -> None:
-        """From the checkpoint, if there is one, to the end."""
+        """From the checkpoint, if there is one, to the end. Raises ParamsError if weights diverged."""
         path = Path(self.settings.checkpoint) if self.settings.checkpoint else None
         if path and path.exists():
             self.load(path)
         while not self.done:
             self.round()
+            self.refuse_divergence()
             if path:
                 self.save(path)
+
+    def refuse_divergence(self) -> None:
+        """Raise ParamsError if a weight is not finite."""
+        if not all(bool(torch.isfinite(weights).all()) for weights in self.agent.parameters()):
+            raise ParamsError(
+                f"learning_rate {self.settings.learning_rate:g}: weights are not finite after {self.agent.updates} updates; "
+                "lower it, or the size of rewards"
+            )
 
     def identity(self) -> str:
         """The settings, and what else the run follows from."""
@@ -78,9 +87,14 @@ class Rounds(ABC):
             torch.save({"format": FORMAT, "settings": self.identity(), **self.state()}, partial)
 
     def load(self, path: Path) -> None:
-        """Go on from what `save` wrote. Raises ParamsError if that is of another run, or of another version."""
-        state = torch.load(path, weights_only=True)
-        if state.get("format") != FORMAT:
+        """Go on from what `save` wrote. Raises ParamsError if that is damaged, of another run, or of another version."""
+        try:
+            state = torch.load(path, weights_only=True)
+        except OSError:
+            raise
+        except Exception as error:  # of torch's reader of pickles: of any kind, by what the bytes happen to be
+            raise ParamsError(f"checkpoint: {path} is no saved run, or damaged; remove it, or name another file") from error
+        if not isinstance(state, dict) or state.get("format") != FORMAT:
             raise ParamsError(f"checkpoint: {path} was written by another version of Bellwether; remove it")
         if state["settings"] != self.identity():
             raise ParamsError(

@@ -48,7 +48,8 @@ def learning_section(lane: Lane, runs: Runs) -> Section:
     """Curves, ends and probabilities of improvement of each group of methods."""
     intro = (
         f"Interquartile means over {lane.seeds} seeds, with 95 % bootstrap intervals. Each evaluation plays new episodes with "
-        "the greedy policy. The end of a run is the mean of its evaluations in the second half."
+        "the greedy policy. The end of a run is the mean of its evaluations in the second half; runs of unequal length are "
+        "compared after the steps of the shorter one."
     )
     blocks: list[Block] = []
     for group, names in played(lane, runs).items():
@@ -147,8 +148,8 @@ def spread(values: Sequence[float]) -> str:
 def results_table(runs: Runs, against: Mapping[str, str]) -> str:
     """CSV: method, problem, task, figure, mean over seeds, lowest, highest; to six digits. A learning curve's figures are
     `return at 500`, after 500 steps, and `end of runs`, an interquartile mean; `improvement over sac` is the probability that a
-    run ends higher than one of that method (`against`: method -> the one it is compared with). Of these two, lowest and highest
-    are the ends of the 95 % interval."""
+    run ends higher than one of that method after as many steps (`against`: method -> the one it is compared with). Of these
+    two, lowest and highest are the ends of the 95 % interval."""
     rows = [("method", "problem", "task", "figure", "mean", "lowest", "highest")]
     for name, run in runs.items():
         curve = zip(run["steps"], zip(*run["returns"], strict=True), strict=False)

@@ -12,6 +12,7 @@ import pytest
 from stages.control import one_run
 from stages.control.one_run import REFUSED, exit_code
 from stages.control.reach import ravl
+from stages.control.reach.settings import Reach
 from stages.runtime.validation import ParamsError
 
 
@@ -57,6 +58,20 @@ def test_a_missing_package_is_named(module: str, tmp_path: Path) -> None:
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert found.returncode == 2, found.stderr
     assert found.stderr == "control: lane control needs Gymnasium; install it with pip install 'bellwether[gymnasium]'\n"
+    assert not result.exists()
+
+
+def test_figures_that_are_no_numbers_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Contract: a result holds finite numbers; else the run ends with which ones are not, and why."""
+    monkeypatch.setattr(one_run, "die_with_parent", lambda: None)
+    file, result = tmp_path / "settings.yaml", tmp_path / "result.json"
+    file.write_text("{}\n")
+    monkeypatch.setattr(sys, "argv", ["x", "--settings", str(file), "--result", str(result)])
+    found = {"return": float("nan"), "value": float("inf"), "steps": 3.0}
+    assert one_run.one_run("control", "", Reach, lambda settings: found) == 2
+    assert f"control: {file}: control.return is nan, control.value is inf, as numbers left the range" in capsys.readouterr().err
     assert not result.exists()
 
 

@@ -118,7 +118,7 @@ class TabularQ(Section):
 
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     task: str = "FrozenLake-v1"
-    """One that lists its transitions: FrozenLake-v1, CliffWalking-v1, Taxi-v3."""
+    """One that lists its transitions: FrozenLake-v1, CliffWalking-v1, Taxi-v4."""
     horizon: Count = 30
     """Steps of an episode."""
     gamma: Share = 1.0

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from stages.runtime.validation import Count, NonNegative, Section, Share
+from stages.runtime.validation import Count, NonNegative, Section, Share, refuse_idle
 
 PAYOFFS: dict[str, list[list[list[float]]]] = {
     "stag_hunt": [[[4.0, 0.0], [3.0, 3.0]], [[4.0, 3.0], [0.0, 3.0]]],
@@ -38,6 +38,7 @@ class RiskAversion(Section):
     @model_validator(mode="after")
     def _one_trade(self) -> RiskAversion:
         if self.level is None:
+            refuse_idle(self, "", {"variance": (self.gamma > 0, "gamma above 0")})
             return self
         if "gamma" in self.model_fields_set:
             raise ValueError("gamma has no effect with level, whose multiplier it is; remove one of them")
@@ -77,8 +78,10 @@ class MatrixGame(RiskAversion):
         if len(self.table) != 2 or len(shapes) != 1 or len(set(next(iter(shapes))[1:])) != 1:
             raise ValueError("payoffs must be two matrices of one shape, the row player's and the column player's")
         most = max(len(self.table[0]), len(self.table[0][0]))
-        if min(len(self.table[0]), len(self.table[0][0])) < 1 or self.floor * most > 1:
-            raise ValueError(f"floor {self.floor} is too much for {most} actions; lower it to at most {1 / max(most, 1):g}")
+        if not self.table[0][0]:
+            raise ValueError("payoffs: the column player has no action; give each row a number or more")
+        if self.floor * most > 1:
+            raise ValueError(f"floor {self.floor} is too much for {most} actions; lower it to at most {1 / most:g}")
         return self
 
 
@@ -128,6 +131,7 @@ class DrivingGame(RiskAversion):
             raise ValueError("level has no effect here: drivers trade by gamma; remove it")
         if self.entropy:
             raise ValueError("entropy has no effect here: responses in the meta-game have no entropy bonus; remove it")
+        refuse_idle(self, "", {"deviants": (self.deviating > 0, "deviating above 0")})
         if self.select == "mean_variance" and not self.gamma:
             raise ValueError("select: mean_variance is select: mean with gamma 0; use that, or raise gamma")
         return self

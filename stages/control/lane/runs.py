@@ -38,8 +38,8 @@ def scratch_of(root: Path, lane: Lane, name: str) -> Path:
     without the data set that it learns from."""
     method = lane.methods[name]
     parts: list[Any] = [method.model_dump(mode="json"), lane.film and lane.film.model_dump(), *code_of(root)]
-    if method.problem == "offline":
-        data = root / "data/control" / method.settings["dataset"]
+    if method.dataset:
+        data = root / "data/control" / method.dataset
         if not data.exists():
             raise ParamsError(f"dataset: {data} does not exist; {MAKE}")
         parts.append(dvc_hash(data))

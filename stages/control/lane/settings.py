@@ -44,6 +44,13 @@ class Method(Section):
                 raise ValueError(f"settings.{name} is set for each run; remove it")
         return self
 
+    @property
+    def dataset(self) -> str | None:
+        """The data set of the lane that it learns from, if any."""
+        if "folder" in self.settings:
+            return None
+        return str(self.settings.get("dataset", "")) if self.problem == "offline" or "dataset" in self.settings else None
+
 
 class Scale(Section):
     """Returns that count as 0 and 1 where tasks are averaged."""
@@ -75,11 +82,9 @@ class Lane(Section):
     @model_validator(mode="after")
     def _fits(self) -> Lane:
         for name, method in self.methods.items():
-            if method.problem == "offline":
-                data = method.settings.get("dataset", "")
-                known = [f"{folder}/{kind}-v0" for folder in self.data for kind in KINDS]
-                if data not in known:
-                    raise ValueError(f"methods.{name}.settings.dataset: no data set {data!r} is made.{nearest(str(data), known)}")
+            known = [f"{folder}/{kind}-v0" for folder in self.data for kind in KINDS]
+            if (data := method.dataset) is not None and data not in known:
+                raise ValueError(f"methods.{name}.settings.dataset: no data set {data!r} is made.{nearest(data, known)}")
         return self
 
     def section(self, name: str, seed: int, checkpoint: str | None = None) -> Section:

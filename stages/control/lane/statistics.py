@@ -18,12 +18,17 @@ def iqm_curve(returns: Sequence[Sequence[float]]) -> list[Bounded]:
     return [stratified_bootstrap(iqm, scores[:, [place]], resamples=RESAMPLES) for place in range(scores.shape[1])]
 
 
-def last_scores(runs: Mapping[str, Any]) -> np.ndarray:
-    """Mean return of each run's evaluations in the second half, [R, 1]: less noisy than the last alone."""
+def last_scores(runs: Mapping[str, Any], until: int | None = None) -> np.ndarray:
+    """Mean return of each run's evaluations in the second half of `until` steps (None: all), [R, 1]: less noisy than the last
+    alone."""
+    count = len(runs["steps"]) if until is None else sum(step <= until for step in runs["steps"])
     returns = np.asarray(runs["returns"], dtype=float)
-    return returns[:, returns.shape[1] // 2 :].mean(1, keepdims=True)
+    return returns[:, count // 2 : count].mean(1, keepdims=True)
 
 
 def improvement(ours: Mapping[str, Any], other: Mapping[str, Any]) -> Bounded:
-    """Probability that a run of `ours` ends higher than one of `other`, on the same task."""
-    return stratified_bootstrap(probability_of_improvement, last_scores(ours), last_scores(other), resamples=RESAMPLES)
+    """Probability that a run of `ours` ends higher than one of `other`, on the same task, after as many steps: those of the
+    shorter one."""
+    until = min(ours["steps"][-1], other["steps"][-1])
+    scores = (last_scores(runs, until) for runs in (ours, other))
+    return stratified_bootstrap(probability_of_improvement, *scores, resamples=RESAMPLES)

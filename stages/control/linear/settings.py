@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from stages.runtime.validation import Count, NonNegative, Positive, Section
+from stages.runtime.validation import Count, NonNegative, Positive, Section, refuse_idle
 
 
 class LinearModel(Section):
@@ -36,4 +36,5 @@ class LinearModel(Section):
             raise ValueError(f"distractors {self.distractors} must be even: an oscillator is two numbers")
         if self.rank > (most := 2 + self.distractors):
             raise ValueError(f"rank {self.rank} is more than {most}, the dimensions of the state; lower it")
+        refuse_idle(self, "", {"amplitude": (self.distractors > 0, "distractors")})
         return self

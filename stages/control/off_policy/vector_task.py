@@ -104,9 +104,10 @@ def make_task(task: str, more_steps: int = 0, distractors: int = 0, allowed: Act
     try:
         limit = gymnasium.spec(task).max_episode_steps
         made = gymnasium.make(task, max_episode_steps=None if limit is None else limit + more_steps, **options)
-    except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
+    except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
         raise ParamsError(
-            f"task: {task} needs a package that is not installed ({error}); MuJoCo's tasks need pip install 'bellwether[control]'"
+            f"task: {task} needs a package that is not installed ({error}); MuJoCo's tasks, from v4 on, need pip install "
+            f"'bellwether[control]'"
         ) from error
     except gymnasium.error.Error as error:
         raise ParamsError(f"task: Gymnasium has no {task}: {error}") from error
@@ -126,12 +127,14 @@ def _check_spaces(task: str, made: Any, allowed: Actions) -> None:
     """Raise ParamsError if observations are not a vector, or actions not of an allowed kind."""
     seen, action = made.observation_space, made.action_space
     if type(seen).__name__ != "Box" or len(seen.shape) != 1:
-        raise ParamsError(f"task: the observations of {task} are {seen}; off-policy learning needs a vector of numbers")
+        raise ParamsError(f"task: the observations of {task} are {seen}; the agent needs a vector of numbers")
     bounded = type(action).__name__ == "Box" and len(action.shape) == 1 and action.is_bounded()
     numbered = type(action).__name__ == "Discrete" and action.start == 0
     if allowed == "continuous" and not bounded:
-        raise ParamsError(f"task: the actions of {task} are {action}; SAC needs a vector of bounded numbers, as in Pendulum-v1")
+        raise ParamsError(
+            f"task: the actions of {task} are {action}; the agent needs a vector of bounded numbers, as in Pendulum-v1"
+        )
     if allowed == "discrete" and not numbered:
-        raise ParamsError(f"task: the actions of {task} are {action}; DQN needs actions with numbers, as in CartPole-v1")
+        raise ParamsError(f"task: the actions of {task} are {action}; the agent needs numbered actions, as in CartPole-v1")
     if not bounded and not numbered:
         raise ParamsError(f"task: the actions of {task} are {action}; they must be a bounded vector or have numbers")

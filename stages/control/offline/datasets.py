@@ -119,16 +119,17 @@ def _vectors(values: np.ndarray) -> pa.Array:
 
 
 def read_dataset(folder: Path, name: str) -> DataSet:
-    """The data set `folder`/<name>. Raises ParamsError if there is none or it is damaged, ModuleNotFoundError if reading it needs
-    Minari, which is not installed."""
+    """The data set `folder`/<name>. Raises ParamsError if there is none, it is damaged, or its observations or actions are no
+    vectors of numbers; ModuleNotFoundError if reading it needs Minari, which is not installed."""
     path = folder / name / "data"
     metadata = _metadata(folder, name, path)
     if metadata["data_format"] != FORMAT:
         return _read_by_minari(path, name, metadata)
     try:
         episodes = [_episode(path / str(number) / "part-0.parquet") for number in range(metadata["total_episodes"])]
-    except (OSError, pa.ArrowInvalid, KeyError) as error:
+    except (OSError, ValueError, KeyError) as error:
         raise ParamsError(f"dataset: {path} is damaged ({error}); remove it, then {MAKE}") from error
+    _check(episodes, path)
     if SHA256 in metadata and metadata[SHA256] != content_hash(episodes):
         raise ParamsError(f"dataset: {path} is not what was written: its hash differs; remove it, then {MAKE}")
     return DataSet(name, _task(metadata, path), episodes)
@@ -160,6 +161,24 @@ def _episode(path: Path) -> PlayedEpisode:
     return PlayedEpisode(vectors[0], vectors[1][:-1], np.asarray(table["rewards"])[:-1], bool(over.any()))
 
 
+def _check(episodes: Sequence[PlayedEpisode], path: Path) -> None:
+    """Raise ParamsError unless there are episodes, with steps, of vectors of finite numbers that have the same lengths in all."""
+    if not episodes:
+        raise ParamsError(f"dataset: {path} has no episodes; remove it, then {MAKE}")
+    lengths: dict[str, int] = {}
+    for number, episode in enumerate(episodes):
+        for name, dimensions in (("observations", 2), ("actions", 2), ("rewards", 1)):
+            values, where = getattr(episode, name), f"dataset: {name} of episode {number} in {path}"
+            numeric = isinstance(values, np.ndarray) and values.dtype.kind in "fiu"
+            if not numeric or values.ndim != dimensions:
+                found = f"of shape {values.shape}" if numeric else "no arrays of numbers"
+                raise ParamsError(f"{where} are {found}; learning needs a vector of observations and one of actions per step")
+            if not len(values) or not np.isfinite(values).all():
+                raise ParamsError(f"{where} are {'not all finite' if len(values) else 'none'}; remove the episode")
+            if dimensions == 2 and lengths.setdefault(name, values.shape[1]) != values.shape[1]:
+                raise ParamsError(f"{where} have {values.shape[1]} numbers, those before {lengths[name]}; use data of one task")
+
+
 def _read_by_minari(path: Path, name: str, metadata: dict[str, Any]) -> DataSet:
     try:
         from minari import MinariDataset
@@ -172,4 +191,5 @@ def _read_by_minari(path: Path, name: str, metadata: dict[str, Any]) -> DataSet:
     episodes = [
         PlayedEpisode(one.observations, one.actions, one.rewards, bool(one.terminations.any())) for one in MinariDataset(path)
     ]
+    _check(episodes, path)
     return DataSet(name, _task(metadata, path), episodes)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from stages.control.off_policy.model_settings import Dynamics, Horizon
 from stages.control.off_policy.settings import OffPolicy
-from stages.runtime.validation import Count, NonNegative, Positive, Section, refuse_idle
+from stages.runtime.validation import Count, NonNegative, Positive, Section, explain, refuse_idle
 
 KINDS = ("random", "medium", "replay", "expert")
 """Of a task's data sets: a random player; the agent when it first reaches `medium_return`; all that it had seen by then; the
@@ -27,7 +27,10 @@ class DataSets(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> DataSets:
-        agent = self.off_policy
+        try:
+            agent = self.off_policy
+        except ValidationError as error:
+            raise ValueError(explain(error, OffPolicy, "agent")) from error
         if agent.checkpoint or agent.environments != 1 or agent.distractors or agent.dynamics:
             raise ValueError("agent: data sets are made with one environment, without distractors, dynamics and checkpoint")
         if agent.replay < agent.steps:

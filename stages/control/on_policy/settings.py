@@ -57,6 +57,9 @@ class Ppo(Section):
             )
         if self.steps % self.evaluate_every:
             raise ValueError(f"steps {self.steps} must be a multiple of evaluate_every {self.evaluate_every}")
-        if self.normalise and self.batch == 1:
-            raise ValueError("normalise needs a batch of two steps or more; raise batch, or set normalise: false")
+        if self.normalise and 1 in (self.batch, iteration % self.batch):
+            raise ValueError(
+                f"normalise needs batches of two steps or more, and batch {self.batch} makes one of a single step out of the "
+                f"{iteration} of an iteration (environments times horizon); change batch, or set normalise: false"
+            )
         return self

@@ -67,6 +67,9 @@ class Pursuit(Section):
                 f"{len(players)} predators have {2 ** len(players)} coalitions; use estimator: permutation for more than "
                 f"{MOST_EXACT}"
             )
+        repeats = "episodes" if self.estimator == "exact" else "samples"
+        if getattr(self, repeats) == 1:
+            raise ValueError(f"{repeats} 1: contributions of one have no standard error; raise it to two or more")
         exact, sampled = (self.estimator == "exact", "estimator: exact"), (self.estimator != "exact", "a sampling estimator")
         permuted = (self.estimator == "permutation", "estimator: permutation")
         whole = (self.estimator == "exact" or self.cache_coalitions, "estimator: exact, or cache_coalitions: true")

@@ -62,6 +62,11 @@ class Discretised(Section):
     width: Count = 64
     layers: Count = 2
 
+    @model_validator(mode="after")
+    def _order(self) -> Discretised:
+        refuse_idle(self, "", {"order": (self.levels > 1, "two levels or more")})
+        return self
+
 
 class SoftQLearning(Loop, Discretised):
     """ARSQ in the off-policy loop (stages/control/soft_q/agent.py)."""
@@ -90,6 +95,8 @@ class SoftQTask(SoftQLearning):
         refuse_idle(self, "", {"folder": given, "demonstration_share": given})
         if self.demo.kind != "none" and not (self.dataset and self.demonstration_share):
             raise ValueError("demo: there are no demonstrations in a batch; remove demo, or name a dataset")
+        if self.dataset and self.distractors:
+            raise ValueError(f"distractors {self.distractors}: observations of a dataset have none; remove one of them")
         return self
 
 
@@ -118,7 +125,7 @@ class JointActions(Discretised):
     @model_validator(mode="after")
     def _idle(self) -> JointActions:
         needs = dict.fromkeys(ARSQ_ONLY, (self.learner == "arsq", "learner: arsq"))
-        refuse_idle(self, "", needs | {"alpha": (self.learner != "bc", "learner: arsq or sac")})
+        refuse_idle(self, "", needs | dict.fromkeys(("alpha", "noise"), (self.learner != "bc", "learner: arsq or sac")))
         return self
 
 

@@ -176,6 +176,7 @@ def test_the_command_writes_its_figures(tmp_path: Path, monkeypatch: pytest.Monk
         ({"level": 20.0}, "level has no effect here"),
         ({"select": "mean_variance", "gamma": 0.0}, "select: mean_variance is select: mean with gamma 0"),
         ({"deviants": "polite"}, "Input should be 'random' or 'aggressive'"),
+        ({"deviants": "aggressive", "deviating": 0.0}, "deviants has no effect: it needs deviating above 0"),
         ({"meta_episodes": 1}, "greater than or equal to 2"),
     ],
 )

@@ -262,6 +262,8 @@ def test_the_command_writes_its_figures(tmp_path: Path, monkeypatch: pytest.Monk
         ({"payoffs": [[[1.0, 2.0]]]}, "payoffs must be two matrices of one shape"),
         ({"payoffs": [[[1.0, 2.0]], [[1.0], [2.0]]]}, "payoffs must be two matrices of one shape"),
         ({"payoffs": [[[1.0, 2.0], [3.0]]] * 2}, "payoffs must be two matrices of one shape"),
+        ({"payoffs": [[[]], [[]]]}, "payoffs: the column player has no action"),
+        ({"gamma": 0.0, "variance": "total"}, "variance has no effect: it needs gamma above 0"),
         ({"payoffs": [[[1.0]]] * 2, "game": "chicken"}, "game chicken has no effect with payoffs"),
         ({"gamma": -1.0}, "greater than or equal to 0"),
         ({"level": 3.0, "gamma": 0.5}, "gamma has no effect with level"),

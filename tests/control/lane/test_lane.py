@@ -71,7 +71,7 @@ def test_shipped_settings_are_valid_and_in_dvc_yaml() -> None:
     """Contract: every method has a stage, and methods that learn from data depend on it."""
     lane = load_lane(ROOT / PARAMS)
     stages = yaml.safe_load((ROOT / "reports/control/dvc.yaml").read_text())["stages"]
-    offline = [name for name, method in lane.methods.items() if method.problem == "offline"]
+    offline = [name for name, method in lane.methods.items() if method.dataset]
     assert stages["run_offline"]["matrix"]["method"] == offline
     assert stages["run"]["matrix"]["method"] == [name for name in lane.methods if name not in offline]
     assert stages["data"]["matrix"]["name"] == list(lane.data)
@@ -118,11 +118,20 @@ def test_figures_are_rliable_s_by_hand() -> None:
     """Of four runs, the middle two count; of each run, the second half of its evaluations."""
     returns = [[0.0, 1.0], [0.0, 3.0], [0.0, 5.0], [0.0, 100.0]]
     assert [point.value for point in iqm_curve(returns)] == [0.0, 4.0]
-    ours, other = {"returns": returns}, {"returns": [[9.0, 0.0], [9.0, 4.0]]}
+    ours, other = {"steps": [5, 10], "returns": returns}, {"steps": [5, 10], "returns": [[9.0, 0.0], [9.0, 4.0]]}
     assert last_scores(ours)[:, 0].tolist() == [1.0, 3.0, 5.0, 100.0]
     found = improvement(ours, other)
     assert found.value == pytest.approx(6 / 8)  # of the pairs with 0 all four, with 4 two
     assert 0.0 <= found.low <= found.value <= found.high <= 1.0
+
+
+def test_methods_are_compared_after_equal_steps() -> None:
+    """The longer run has overtaken the shorter one, but not by where that ends."""
+    short = {"steps": [10, 20], "returns": [[1.0, 2.0]]}
+    long = {"steps": [10, 20, 30, 40], "returns": [[0.0, 1.0, 8.0, 9.0]]}
+    assert last_scores(long).item() == 8.5
+    assert improvement(short, long).value == 1.0
+    assert improvement(long, short).value == 0.0
 
 
 def test_the_page_has_curves_tables_and_films(played: tuple[Lane, dict[str, dict[str, Any]]]) -> None:
@@ -201,6 +210,7 @@ def test_films_without_their_package_name_the_extra(monkeypatch: pytest.MonkeyPa
         ({"a": {"problem": "gymnasium", "settings": {"seed": 1}}}, "settings.seed is set for each run"),
         ({"a": {"problem": "gymnasium", "settings": {"stepz": 1}}}, r"unknown key 'methods\.a\.settings\.stepz'.*'steps'"),
         ({"a": {"problem": "offline", "settings": {"dataset": "x/y-v0"}}}, "no data set 'x/y-v0' is made"),
+        ({"a": {"problem": "soft_q", "settings": {"dataset": "x/y-v0"}}}, r"a\.settings\.dataset: no data set 'x/y-v0' is made"),
     ],
 )
 def test_bad_settings_are_refused_by_name(methods: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -239,6 +249,6 @@ def test_settings_that_a_run_refuses_end_it_with_a_message(tmp_path: Path, monke
 def test_learning_from_a_data_set_that_is_not_made_says_how_to_make_it(tmp_path: Path) -> None:
     write(tmp_path, TINY)
     lane = load_lane(ROOT / PARAMS)
-    name = next(name for name, method in lane.methods.items() if method.problem == "offline")
+    name = next(name for name, method in lane.methods.items() if method.dataset)
     with pytest.raises(ParamsError, match=r"does not exist; `dvc repro reports/control/dvc\.yaml"):
         scratch_of(tmp_path, lane, name)

@@ -143,6 +143,7 @@ def test_the_command_writes_its_figures(tmp_path: Path, monkeypatch: pytest.Monk
     [
         ({"distractors": 3}, "distractors 3 must be even"),
         ({"rank": 13}, "rank 13 is more than 12"),
+        ({"distractors": 0, "amplitude": 1.0}, "amplitude has no effect: it needs distractors"),
         ({"loss": "nll"}, "Input should be 'mse', 'vaml' or 'vagram'"),
         ({"gamma": 1.0}, "less than 1"),
     ],

@@ -113,7 +113,7 @@ def test_bad_settings_are_refused(values: dict[str, Any], message: str) -> None:
 
 
 def test_tasks_without_numbered_actions_are_refused() -> None:
-    with pytest.raises(ParamsError, match="DQN needs actions with numbers"):
+    with pytest.raises(ParamsError, match="the agent needs numbered actions"):
         VectorTask("Pendulum-v1", 1, allowed="discrete")
 
 

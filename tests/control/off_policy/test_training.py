@@ -149,6 +149,24 @@ def test_a_run_of_another_version_is_not_resumed(tmp_path: Path) -> None:
         training.load(path)
 
 
+@pytest.mark.parametrize("content", [b"", b"steps: 40\n", b"PK\x03\x04 cut off"])
+def test_a_file_that_is_no_saved_run_is_refused_by_name(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "run.pt"
+    path.write_bytes(content)
+    with pytest.raises(ParamsError, match=r"checkpoint: .*run\.pt is no saved run, or damaged; remove it"):
+        Training(OffPolicy.model_validate({**SMALL, "checkpoint": str(path)})).train()
+    torch.save([1], path)
+    with pytest.raises(ParamsError, match="was written by another version"):
+        Training(OffPolicy.model_validate(SMALL)).load(path)
+
+
+def test_weights_that_diverge_end_the_run() -> None:
+    """Contract: what learnt nothing but infinities ends with the setting to lower, not with figures or a failed decomposition."""
+    training = Training(OffPolicy.model_validate({**SMALL, "learning_rate": 1e30}))
+    with pytest.raises(ParamsError, match=r"learning_rate 1e\+30: weights are not finite after \d+ updates; lower it"):
+        training.train()
+
+
 def test_the_end_of_time_is_no_termination() -> None:
     """Pendulum ends only by its time limit: nothing stored is terminal, and what follows the last step is not the next start."""
     task = VectorTask("Pendulum-v1", 2)
@@ -254,8 +272,9 @@ def test_bad_settings_are_refused(values: dict[str, object], message: str) -> No
     ("task", "message"),
     [
         ("Pendulun-v1", "Gymnasium has no Pendulun-v1"),
-        ("CartPole-v1", "SAC needs a vector of bounded numbers"),
-        ("Blackjack-v1", "needs a vector of numbers"),
+        ("CartPole-v1", "the agent needs a vector of bounded numbers"),
+        ("Blackjack-v1", "the agent needs a vector of numbers"),
+        ("Ant-v2", r"Ant-v2 needs a package that is not installed \(.*moved"),
     ],
 )
 def test_tasks_that_do_not_fit_are_refused(task: str, message: str) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from pydantic import ValidationError
@@ -145,6 +147,54 @@ def test_missing_and_foreign_data_are_refused_by_name(made: Path, tmp_path: Path
         Training(offline(made, task="MountainCarContinuous-v0"))
 
 
+def played(observations: int, actions: int = 1) -> PlayedEpisode:
+    """Two steps of so many numbers each."""
+    return PlayedEpisode(np.zeros((3, observations), "f4"), np.zeros((2, actions), "f4"), np.zeros(2), False)
+
+
+@pytest.mark.parametrize(
+    ("episodes", "message"),
+    [
+        ([played(3), played(4)], "observations of episode 1 in .* have 4 numbers, those before 3; use data of one task"),
+        ([played(3), played(3, 2)], "actions of episode 1 in .* have 2 numbers, those before 1"),
+        ([], "has no episodes"),
+    ],
+)
+def test_data_of_no_one_shape_are_refused_by_name(episodes: list[PlayedEpisode], message: str, tmp_path: Path) -> None:
+    """Contract: what another tool wrote, without our hash, is checked before it is learnt from."""
+    write_dataset(tmp_path, DataSet("a/b-v0", "Pendulum-v1", episodes or [played(3)]), "someone")
+    file = tmp_path / "a/b-v0/data/metadata.json"
+    metadata = json.loads(file.read_text())
+    file.write_text(
+        json.dumps({**{name: metadata[name] for name in metadata if name != "sha256"}, "total_episodes": len(episodes)})
+    )
+    with pytest.raises(ParamsError, match=message):
+        Training(offline(tmp_path, dataset="a/b-v0"))
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "message"),
+    [
+        (
+            "observations",
+            [{"goal": 1.0}] * 3,
+            "observations of episode 0 in .* are no arrays of numbers; learning needs a vector",
+        ),
+        ("observations", [0, 1, 2], r"observations of episode 0 in .* are of shape \(3,\)"),
+        ("observations", [[1.0], [1.0, 2.0], [1.0]], "is damaged"),
+        ("rewards", [0.0, float("nan"), 0.0], "rewards of episode 0 in .* are not all finite"),
+    ],
+)
+def test_episodes_of_no_vectors_are_refused_by_name(column: str, values: list[Any], message: str, tmp_path: Path) -> None:
+    """Such as those of Minari's goal-conditioned tasks, whose observations are mappings, or of tasks with numbered states."""
+    write_dataset(tmp_path, DataSet("a/b-v0", "Pendulum-v1", [played(3)]), "someone")
+    file = tmp_path / "a/b-v0/data/0/part-0.parquet"
+    table = pq.read_table(file)
+    pq.write_table(table.set_column(table.schema.get_field_index(column), column, pa.array(values)), file)
+    with pytest.raises(ParamsError, match=message):
+        read_dataset(tmp_path, "a/b-v0")
+
+
 def test_actions_and_ends_by_hand() -> None:
     """Torques between -2 and 2 become actions between -1 and 1; only the end of a task that is over is terminal."""
     episodes = [
@@ -214,6 +264,8 @@ def test_bad_settings_are_refused(values: dict[str, Any], message: str) -> None:
     [
         ({"agent": {**AGENT, "distractors": 2}}, "without distractors"),
         ({"agent": {**AGENT, "replay": 30}}, "can't hold the replay set of up to 80 steps"),
+        ({"agent": {**AGENT, "stepz": 30}}, "agent: unknown key 'stepz'. Did you mean 'steps'"),
+        ({"agent": {**AGENT, "batch": -1}}, "agent: 'batch' Input should be greater than or equal to 1"),
     ],
 )
 def test_bad_settings_of_data_sets_are_refused(values: dict[str, Any], message: str) -> None:

@@ -104,7 +104,8 @@ def test_it_learns_the_best_actions_and_goes_on_exactly(tmp_path: Path) -> None:
     [
         ({"evaluate_every": 5121}, "must be a multiple of environments times horizon, 256"),
         ({"steps": 5000}, "must be a multiple of evaluate_every"),
-        ({"batch": 1}, "raise batch, or set normalise: false"),
+        ({"batch": 1}, "normalise needs batches of two steps or more, and batch 1 makes one of a single step"),
+        ({"batch": 51}, "batch 51 makes one of a single step out of the 256 of an iteration.*; change batch, or set normalise"),
     ],
 )
 def test_bad_settings_are_refused(values: dict[str, Any], message: str) -> None:

@@ -165,6 +165,8 @@ def test_the_command_writes_its_figures(tmp_path: Path, monkeypatch: pytest.Monk
         ({"speeds": [1.0], "replacement": "random_player"}, "replacement random_player needs another predator"),
         ({"speeds": [1.0, 2.0], "switched_off": 2}, "the predators are 0 to 1"),
         ({"speeds": [1.0] * 11}, "11 predators have 2048 coalitions; use estimator: permutation"),
+        ({"episodes": 1}, "episodes 1: contributions of one have no standard error; raise it to two or more"),
+        ({"estimator": "permutation", "samples": 1}, "samples 1: contributions of one have no standard error"),
         ({"samples": 7}, "samples has no effect: it needs a sampling estimator"),
         ({"estimator": "permutation", "episodes": 5}, "episodes has no effect: it needs estimator: exact, or cache_coalitions"),
         ({"cache_coalitions": True}, "cache_coalitions has no effect: it needs a sampling estimator"),

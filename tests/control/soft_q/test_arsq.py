@@ -308,6 +308,8 @@ def test_the_command_writes_its_figures(tmp_path: Path, monkeypatch: pytest.Monk
         ({"learner": "bc", "alpha": 0.1}, "alpha has no effect: it needs learner: arsq or sac"),
         ({"condition": "suffix"}, "Input should be 'prefix' or 'none'"),
         ({"order": "random"}, "Input should be 'level_major' or 'dimension_major'"),
+        ({"order": "dimension_major"}, "order has no effect: it needs two levels or more"),
+        ({"learner": "bc", "noise": 1.0}, "noise has no effect: it needs learner: arsq or sac"),
         ({"learner": "sac", "weight_decay": 0.1}, "weight_decay has no effect: it needs learner: arsq"),
         ({"bellman_weight": -1.0}, "greater than or equal to 0"),
         ({"bins": 1}, "greater than or equal to 2"),

@@ -87,6 +87,7 @@ def test_the_command_writes_its_figures(tmp_path: Path, monkeypatch: pytest.Monk
         ({"demonstration_share": 0.1}, "demonstration_share has no effect: it needs a dataset"),
         ({"demo": {"kind": "margin"}}, "demo: there are no demonstrations in a batch; remove demo, or name a dataset"),
         ({"act_network": "both"}, "Input should be 'online' or 'target'"),
+        ({"dataset": "a/b-v0", "distractors": 2}, "distractors 2: observations of a dataset have none; remove one of them"),
     ],
 )
 def test_bad_settings_are_refused(values: dict[str, Any], message: str) -> None:

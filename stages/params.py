@@ -304,7 +304,7 @@ def check_domains(params: Params) -> None:
             method, rl = resolve_section(params.section("rl", name))
             check_domain(method, rl, domain, reader_of_histories(params.evaluate, params.resources.engine.text))
             limits(rl.horizon, domain.settings.max_turns)
-            check_hidden(rl, method.data, domain)
+            check_hidden(rl, method.data, domain, params.section("annotate", name))
             check_returns(rl, *returns_of(domain))
             rl.reannotate.check_returns(*returns_of(domain))
         except ValueError as error:

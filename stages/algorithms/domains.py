@@ -25,7 +25,7 @@ def check_domain(method: Composition, rl: Rl, domain: Any, reader: str | None = 
     if rl.cost.kind != "none" and not (hasattr(domain, "tools") and domain.tools()):
         raise ParamsError(
             f"rl.cost.kind: {rl.cost.kind} needs priced tools, and {domain.name} has none; set "
-            f"per_domain.search.environment.route, or cost.kind to none"
+            f"per_domain.search.environment.route and closed_book to false, or cost.kind to none"
         )
     if forgets(domain) and (reader := _reader_of_histories(method, rl) or reader):
         raise ParamsError(

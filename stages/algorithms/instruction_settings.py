@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from stages.agent.instructions import QUESTION, fault
 from stages.judging.chat_settings import ChatParams
-from stages.runtime.validation import Count, Positive, Section, Share
+from stages.runtime.validation import Count, Positive, Section, Share, refuse_idle
 
 SEEDS = [QUESTION, f"Look first. {QUESTION}", f"Be brief. {QUESTION}"]
 
@@ -31,6 +31,7 @@ class Editor(Section):
             )
         if self.kind == "server" and not self.server.cache:
             raise ValueError("server.cache is empty, and a run without stored replies can't be repeated: name a folder")
+        refuse_idle(self, "", {"failures": (self.kind != "random", "kind rules or server")})
         return self
 
 

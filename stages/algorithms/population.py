@@ -65,7 +65,7 @@ def halved(population: Sequence[Instruction], keep: float, min_trials: int) -> l
     if len(tried) < 2:
         return list(population)
     ranked = sorted(tried, key=lambda one: (-one.weight, one.number))
-    dropped = {one.number for one in ranked[math.ceil(keep * len(tried)) :]}
+    dropped = {one.number for one in ranked[math.ceil(round(keep * len(tried), 9)) :]}
     return [one for one in population if one.number not in dropped]
 
 

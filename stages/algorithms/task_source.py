@@ -85,8 +85,8 @@ class TaskSource:
     main_role: ClassVar[str] = ""
     """Role of the episodes of the tasks that it draws; "" if there are no roles."""
     curated: ClassVar[bool] = False
-    """Whether it draws tasks that curate wrote: then rl.curriculum, rl.selection, and parts that look a task up in what earlier
-    stages wrote about it (demonstrations, trees) apply."""
+    """Whether it draws tasks that curate wrote: then rl.selection, and parts that look a task up in what earlier stages wrote
+    about it (demonstrations, trees) apply."""
 
     recorded: ClassVar[bool] = False
     """Whether the episodes of its tasks exist already (`episodes`), drawn by the policy that the run starts from: rl plays none,
@@ -98,6 +98,11 @@ class TaskSource:
     @classmethod
     def fits(cls, domain: Domain, rl: Rl) -> None:
         """Raise ParamsError for a domain that the source has no tasks in; `rl` is resolved. By default all fit."""
+
+    @classmethod
+    def weighted(cls, rl: Rl) -> bool:
+        """Whether it draws by rl.curriculum, which is refused otherwise; by default if it draws tasks that curate wrote."""
+        return cls.curated
 
     @staticmethod
     def make(domain: Domain, worlds: Path) -> Environment:

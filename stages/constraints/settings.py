@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field, model_validator
 from stages.constraints.formula import SpecError, is_file, parse_spec, spec_text
 from stages.constraints.grammar import EXTRA, GrammarRules
 from stages.constraints.transcript import Transcripts
-from stages.runtime.validation import Checked, watched
+from stages.runtime.validation import Checked, refuse_idle, watched
 
 Stage = Literal["curate", "rollout", "annotate", "rl", "evaluate"]
 Rules = Transcripts | GrammarRules
@@ -73,6 +73,15 @@ class Constraint(Checked):
             raise ValueError(f"values has no effect with kind {self.kind}; remove it, or set kind to ltl")
         if self.kind != "ltl" and self.enforcement == "rollback":
             raise ValueError(f"enforcement rollback goes back to a state, which kind {self.kind} lacks; set it to mask or retry")
+        formula = ("max_state_tokens", "budget_exit", "on_invalid_value", "terminate_on_restart")
+        refuse_idle(
+            *(self, ""),
+            {
+                **dict.fromkeys(formula, (self.kind == "ltl", "kind ltl")),
+                "retries": (self.enforcement == "retry", "enforcement retry"),
+                "renormalise": (self.enforcement == "mask", "enforcement mask"),
+            },
+        )
         if any(not listed for listed in self.values.values()):
             raise ValueError("values has an empty list, which allows nothing; list contents, or leave the state out")
         if self.enforcement in ("rollback", "retry") and "rl" in self.apply:

@@ -40,6 +40,11 @@ def valid_call(call: Call) -> bool:
     )
 
 
+def confirmed(call: Call, settings: CurateCalls) -> bool:
+    """Whether a call may be trained on."""
+    return call["provenance"] in CONFIRMED and (call["outcome"] == 1 or settings.keep_outcome == "all")
+
+
 def judged(call: Call) -> bool:
     """Whether it is known if the large model's answer to a call is right: its trace's outcome was reported. What a specialist
     answered says nothing about the large model."""
@@ -89,16 +94,16 @@ def curated(calls: Sequence[Call], settings: CurateCalls, masker: Masker, seed: 
     masked = [masker.mask_call(call) for call in ordered if valid_call(call)]
     counts["malformed"] = len(ordered) - len(masked)
     masker.check(masked)
-    unique = without_duplicates(masked, settings.dedup_jaccard)
-    counts["duplicate"] = len(masked) - len(unique)
+    # Before duplicates, or an unconfirmed call would take confirmed ones like it along.
+    usable = [call for call in masked if part_of(call["trace"], seed) != "train" or confirmed(call, settings)]
+    counts["unconfirmed"] = len(masked) - len(usable)
+    unique = without_duplicates(usable, settings.dedup_jaccard)
+    counts["duplicate"] = len(usable) - len(unique)
     parts: dict[str, list[Call]] = {name: [] for name, _ in PARTS}
     # Those of valid and test are no matter of choice: the rates measured on them are to be those of all calls.
     for call in sorted(unique, key=lambda call: part_of(call["trace"], seed) == "train" and not call.get("fallback")):
         part = part_of(call["trace"], seed)
-        confirmed = call["provenance"] in CONFIRMED and (call["outcome"] == 1 or settings.keep_outcome == "all")
-        if part == "train" and not confirmed:
-            counts["unconfirmed"] += 1
-        elif len(parts[part]) >= settings.max_examples:
+        if len(parts[part]) >= settings.max_examples:
             counts["over max_examples"] += 1
         else:
             parts[part].append(call)

@@ -26,7 +26,16 @@ from stages.conversion.masking import Masker, masker_of
 from stages.conversion.router import LARGE, CallRouter, Specialist
 from stages.conversion.settings import Conversion
 from stages.conversion.specialise import Answer, answers, parameters, save, train
-from stages.conversion.triggers import due, fallback_rate, key_of, rights, same_answer
+from stages.conversion.triggers import (
+    CONVERTED,
+    NOT_CONVERTIBLE,
+    NOTHING_NEW,
+    due,
+    fallback_rate,
+    key_of,
+    rights,
+    same_answer,
+)
 from stages.records.card import Card
 from stages.records.episode import read_json, write_json
 from stages.records.sections import params_hash
@@ -45,7 +54,6 @@ CARD = Card(
     tested_by="tests/conversion/test_conversion.py",
     switch="python -m stages.conversion conversion.yaml",
 )
-NOT_CONVERTIBLE, CONVERTED, NOTHING_NEW = "not convertible", "converted", "nothing new"
 
 
 def quality(calls: Sequence[Call], found: Sequence[Answer]) -> tuple[list[bool], list[bool]]:

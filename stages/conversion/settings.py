@@ -120,6 +120,7 @@ class Iterate(Section):
     quality_drop_above: Share = 0.02
     """How far the share of right answers among the specialists' is below that of the last round's test calls."""
     max_rounds: Count = 5
+    """Rounds that convert; those with too few calls do not count."""
 
 
 class Conversion(Section):

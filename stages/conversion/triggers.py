@@ -13,6 +13,9 @@ from stages.conversion.settings import Conversion
 from stages.conversion.specialise import Answer
 from stages.records.sections import params_hash
 
+NOT_CONVERTIBLE, CONVERTED, NOTHING_NEW = "not convertible", "converted", "nothing new"
+"""What came of a round."""
+
 
 def same_answer(call: Call, answer: Answer) -> bool:
     """Whether an answer is the logged one, up to white space."""
@@ -64,7 +67,8 @@ def due(settings: Conversion, calls: Sequence[Call], masker: Masker, root: Path,
         return "first round" if state is None else "settings changed"
     seen = {(trace, number) for trace, number in state["seen"]}
     new = [call for call in calls if key_of(call, masker) not in seen]
-    if not new or state["round"] >= iterate.max_rounds:
+    # Rounds that had too few calls do not count, or a log that grows slowly would never be converted.
+    if not new or sum(one["status"] == CONVERTED for one in state["history"]) >= iterate.max_rounds:
         return ""
     if len(new) >= iterate.every_n_calls:
         return f"{len(new)} new calls"

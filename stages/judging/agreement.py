@@ -10,6 +10,7 @@ from typing import Any
 
 from stages.judging.contract import Candidate, Question
 from stages.judging.measures import brier_score, calibration, cohen_kappa, flip_rate, krippendorff_alpha, verdict
+from stages.records.messages import well_formed
 from stages.seeding import stream
 
 Margin = tuple[float, float] | None
@@ -87,7 +88,5 @@ def read_labels(path: Path) -> tuple[list[Question], list[list[int | None]]]:
 
 
 def _text(value: Any) -> str:
-    """A string, or the contents of a conversation's messages."""
-    if isinstance(value, str):
-        return value
-    return "\n".join(str(message["content"]) for message in value)
+    """A string, or the contents of a conversation's messages; what no request or table can hold is replaced."""
+    return well_formed(value if isinstance(value, str) else "\n".join(str(message["content"]) for message in value))

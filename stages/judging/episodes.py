@@ -40,9 +40,7 @@ def candidate(episode: Episode, read: Read | None = None) -> Candidate:
 
 def gold_quality(domain: Domain, task: Task, episode: Episode) -> float:
     """The domain's hidden quality of an episode; without one, its return."""
-    if not hasattr(domain, "quality"):
-        return episode.reward
-    return float(domain.quality(task, [turn.action for turn in episode.turns]))
+    return perceived_quality(domain, task, episode)
 
 
 def named(found: Mapping[str, float], name: str, section: str) -> float:
@@ -56,14 +54,27 @@ def named(found: Mapping[str, float], name: str, section: str) -> float:
     return found[name]
 
 
-def attributes(domain: Domain, task: Task, episode: Episode) -> Mapping[str, float]:
-    """What a program judge perceives of an episode by principle: `correct`, the gold quality; `short`, minus the answer's words
-    in units of WORDS; `modest`, -1 for self-praise; and the domain's own."""
-    shown = candidate(episode)
+def _read_actions(episode: Episode, read: Read | None) -> list[str]:
+    """The actions; under `read`, the last one is what this finds in the last message."""
+    if read is None:
+        return [turn.action for turn in episode.turns]
+    shown = candidate(episode, read)
+    return [*shown.steps, shown.answer]
+
+
+def perceived_quality(domain: Domain, task: Task, episode: Episode, read: Read | None = None) -> float:
+    """The domain's hidden quality of what a judge reads; without one, the return."""
+    return float(domain.quality(task, _read_actions(episode, read))) if hasattr(domain, "quality") else episode.reward
+
+
+def attributes(domain: Domain, task: Task, episode: Episode, read: Read | None = None) -> Mapping[str, float]:
+    """What a program judge perceives by principle of what it reads: `correct`, the quality; `short`, minus the answer's words in
+    units of WORDS; `modest`, -1 for self-praise; and the domain's own."""
+    shown = candidate(episode, read)
     text = shown.answer or " ".join(shown.steps)
-    own = dict(domain.attributes(task, [turn.action for turn in episode.turns])) if hasattr(domain, "attributes") else {}
+    own = dict(domain.attributes(task, _read_actions(episode, read))) if hasattr(domain, "attributes") else {}
     common = {
-        "correct": gold_quality(domain, task, episode),
+        "correct": perceived_quality(domain, task, episode, read),
         "short": -len(text.split()) / WORDS,
         "modest": -float(praises_itself(text)),
     }

@@ -52,6 +52,15 @@ class GapMonitor:
             f"standard deviations ({section}.warn_gap {self.warn}): the policy may be learning its errors"
         )
 
+    def ending(self, section: str) -> str | None:
+        """What to tell the user after `observe` if the training ends now."""
+        if not self.stops:
+            return None
+        return (
+            f"the training ends at step {len(self.gaps)}: the scores of {section} and the gold quality are {self.recent():.2f} "
+            f"standard deviations apart, more than {section}.stop_gap {self.stop}"
+        )
+
     @property
     def stops(self) -> bool:
         return self.stop is not None and self.recent() > self.stop

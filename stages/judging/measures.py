@@ -95,18 +95,18 @@ def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float | No
 
 def order_measures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """From rows of a table of judgments: share of failures, and of the pairs asked in both orders, flips, ties and the mean
-    advantage of the first position in points."""
-    pairs: dict[tuple[Any, ...], list[tuple[float, float]]] = {}
+    advantage of the first position in points. A pair that was judged by several principles counts once for each."""
+    pairs: dict[tuple[Any, ...], tuple[float, float]] = {}
     for row in rows:
         if row["kind"] == "pairwise" and row["status"] == "ok":
-            key = (row["task_id"], row["repeat"], row["step"], tuple(row["candidates"]))
-            pairs[key] = [*pairs.get(key, []), (row["scores"][0], row["scores"][1])]
+            key = (row["task_id"], row["repeat"], row["step"], tuple(row["principles"]), tuple(row["candidates"]))
+            pairs.setdefault(key, (row["scores"][0], row["scores"][1]))
     asked, turned = [], []
-    for (task, repeat, step, names), found in sorted(pairs.items()):
-        other = pairs.get((task, repeat, step, names[::-1]))
+    for (*same, names), found in sorted(pairs.items()):
+        other = pairs.get((*same, names[::-1]))
         if other and names < names[::-1]:
-            asked.append(found[0])
-            turned.append(other[0][::-1])
+            asked.append(found)
+            turned.append(other[::-1])
     first = [one[0] - one[1] - (other[0] - other[1]) for one, other in zip(asked, turned, strict=True)]
     failed = sum(row["status"] != "ok" for row in rows)
     return {

@@ -20,6 +20,7 @@ JUDGMENT_SCHEMA = pa.schema(
         ("task_id", pa.string()),
         ("candidates", pa.list_(pa.string())),
         ("answers", pa.list_(pa.string())),
+        ("principles", pa.list_(pa.string())),
         ("repeat", pa.int32()),
         ("scores", pa.list_(pa.float64())),
         ("reason", pa.string()),
@@ -32,8 +33,8 @@ JUDGMENT_SCHEMA = pa.schema(
     ]
 )
 """`candidates`: the episodes' ids in the order in which they were shown, so that a pair and its swap are two rows; `answers`:
-what they answered. `judgment_id` identifies the question by all that the judge read. `scores` is empty unless `status` is "ok".
-`step`: of training, from 1; 0 elsewhere."""
+what they answered; `principles`: those that the judge read. `judgment_id` identifies the question by all that it read. `scores`
+is empty unless `status` is "ok". `step`: of training, from 1; 0 elsewhere."""
 
 
 def judgment_row(judge: Judge, question: Question, judgment: Judgment, step: int = 0) -> dict[str, Any]:
@@ -47,6 +48,7 @@ def judgment_row(judge: Judge, question: Question, judgment: Judgment, step: int
         "task_id": question.task_id,
         "candidates": [candidate.name for candidate in question.candidates],
         "answers": [candidate.answer for candidate in question.candidates],
+        "principles": list(question.rubric.principles),
         "repeat": question.repeat,
         "scores": list(judgment.scores),
         "reason": judgment.reason,

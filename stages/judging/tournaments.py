@@ -29,8 +29,9 @@ Byes = Literal["top_seeds", "reference"]
 @dataclass(frozen=True)
 class Rules:
     """tie_policy: who advances from a tied match: the higher seed; or whoever is named first, as in the reference code; or, with
-    split_rank, the higher seed, and both share the mean of their rewards. byes: to the top seeds, or as in the reference code,
-    whose empty places are removed before players are paired. swiss_rounds: None for min(ceil(log2 N), N - 1)."""
+    split_rank, the higher seed, and both share the mean of their rewards; of Swiss see `swiss`. byes: to the top seeds, or as in
+    the reference code, whose empty places are removed before players are paired. swiss_rounds: None for
+    min(ceil(log2 N), N - 1)."""
 
     tie_policy: TiePolicy = "higher_seed"
     byes: Byes = "top_seeds"
@@ -231,8 +232,11 @@ def swiss_rounds(count: int, rules: Rules) -> int:
 def swiss(count: int, rng: Random, rules: Rules) -> Rounds:
     """Players of equal points meet, after a shuffle, and not twice where that can be avoided; the odd one, who had the fewest
     such rounds and then the fewest points, gets a point. Order by points, then by Buchholz (the sum of the opponents' points);
-    who has equal both shares the mean of their rewards."""
-    order = rng.sample(range(count), count)
+    who has equal both shares the mean of their rewards.
+
+    Under split_rank the odd one draws with an opponent of its own points instead: a point would put it before others of a group
+    without differences."""
+    order, shares_ranks = rng.sample(range(count), count), rules.tie_policy == "split_rank"
     points, idle = [0.0] * count, [0] * count
     met: list[list[int]] = [[] for _ in range(count)]
     for _ in range(swiss_rounds(count, rules)):
@@ -241,7 +245,7 @@ def swiss(count: int, rng: Random, rules: Rules) -> Rounds:
             odd = min(reversed(standing), key=lambda entrant: (idle[entrant], points[entrant]))
             standing.remove(odd)
             idle[odd] += 1
-            points[odd] += 1.0
+            points[odd] += 0.5 if shares_ranks else 1.0
         pairs = _swiss_pairs(standing, met) or list(zip(standing[::2], standing[1::2], strict=True))
         results = yield pairs
         for (one, other), result in zip(pairs, results, strict=True):
@@ -250,7 +254,9 @@ def swiss(count: int, rng: Random, rules: Rules) -> Rounds:
             points[other] += shares[1]
             met[one].append(other)
             met[other].append(one)
-    buchholz = [sum(points[other] for other in met[entrant]) for entrant in range(count)]
+    buchholz = [
+        sum(points[other] for other in met[entrant]) + shares_ranks * idle[entrant] * points[entrant] for entrant in range(count)
+    ]
     return shared_quantiles(list(zip(points, buchholz, strict=True)))
 
 

@@ -45,6 +45,8 @@ Triad = tuple[Pair, Pair, Pair]
 CLIP = 1e-5
 BESIDE = 4
 """Outcomes that each lottery is compared with."""
+MOST_LISTED = 200_000
+"""Triads that are listed and shuffled; of more (above 107 outcomes) the asked ones are drawn one by one."""
 
 
 @dataclass
@@ -113,6 +115,13 @@ def elicit(params: Utilities, ask: Asked, seed: int) -> tuple[Elicited, Fitted, 
 
 
 def _fit(choices: Choices, count: int, params: Utilities, seed: int) -> Fitted:
+    """Raises ValueError if no pair has an answer that counts."""
+    if not choices:
+        raise ValueError(
+            f"evaluate.utilities: no answer was one of the options {', '.join(params.options)}, and unparseable is "
+            f"{params.unparseable}, so there is nothing to fit: set samples to 0, unparseable to half, or options that the model "
+            f"answers with"
+        )
     return fit(choices, count, params.epochs, params.learning_rate, params.variance_prior, seed)
 
 
@@ -139,9 +148,15 @@ def cycle(p_ab: float, p_bc: float, p_ca: float) -> tuple[float, bool]:
 
 
 def triads(found: Elicited) -> list[Triad]:
-    """Random triads of outcomes."""
-    every = list(itertools.combinations(range(len(found.outcomes)), 3))
-    chosen = permutation(every, "utilities.triads", found.seed)[: found.params.triads]
+    """Random triads of outcomes, each once."""
+    count, wanted = len(found.outcomes), found.params.triads
+    if math.comb(count, 3) <= max(MOST_LISTED, 2 * wanted):
+        chosen = permutation(itertools.combinations(range(count), 3), "utilities.triads", found.seed)[:wanted]
+    else:
+        rng, drawn = stream("utilities.triads", found.seed), dict[tuple[int, ...], None]()
+        while len(drawn) < wanted:
+            drawn[tuple(sorted(rng.sample(range(count), 3)))] = None
+        chosen = list(drawn)
     return [((one, two), (two, three), (one, three)) for one, two, three in chosen]
 
 

@@ -95,7 +95,7 @@ def watched(name: str) -> bool:
     return path.parts[:2] == ("data", "raw") and len(path.parts) > 2 and ".." not in path.parts
 
 
-def refuse_idle(section: Section, where: str, needs: Mapping[str, tuple[bool, str]]) -> None:
+def refuse_idle(section: Checked, where: str, needs: Mapping[str, tuple[bool, str]]) -> None:
     """Raise ValueError for a key of `section` that was changed and has no effect. `needs`: key -> (whether it has one, what it
     needs for that). `where`: place of the section, ending in a dot, or ""."""
     for name, (applies, need) in needs.items():

@@ -207,6 +207,7 @@ BAD = {
     "team.token_gamma has no effect here: it needs advantage.level: token": {"team": {"token_gamma": 0.5}},
     r"rl\.imitation\.ratio is about the episodes of one agent": {"imitation": {"ratio": 0.5}},
     r"rl\.branching\.kind is about the episodes of one agent": {"branching": {"kind": "random"}},
+    r"rl\.observation\.coef is about the episodes of one agent": {"observation": {"coef": 0.05}},
     "critic.huber_delta has no effect here: it needs critic.head.loss: mse": {
         "critic": {"huber_delta": 1.0, "head": {"loss": "hl_gauss"}}
     },

@@ -173,6 +173,14 @@ def test_domains_without_judgments_are_refused_before_anything_runs(domain: str)
         check(domain, {})
     check(domain, {}, settings=FREE)
     check("search", {"judge": {}})
+    with pytest.raises(ParamsError, match="closed_book to false"):
+        check("search", {"judge": {}, "closed_book": True})
+
+
+def test_a_cap_or_discount_of_no_rewards_is_refused() -> None:
+    for more in ({"cap": None}, {"gamma": 0.9}):
+        with pytest.raises(ParamsError, match=f"{next(iter(more))} has no effect: it needs a reward of judgments"):
+            algorithm(**FREE, **more)
 
 
 def test_two_discounts_are_refused() -> None:

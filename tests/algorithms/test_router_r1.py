@@ -173,6 +173,8 @@ POOL = {"pool": [{"name": "a", "price": 1.0}]}
     [
         ({}, {"algorithm": "router_r1"}, "router_r1 routes to priced tools, and domain search has none"),
         ({}, {"cost": {"kind": "normalised"}}, "needs priced tools, and search has none"),
+        ({"route": POOL, "closed_book": True}, {"algorithm": "router_r1"}, "closed_book to false"),
+        ({"route": POOL, "closed_book": True}, {"cost": {"kind": "normalised"}}, "needs priced tools, and search has none"),
         ({"route": POOL}, {"cost": {"weight": 0.5}}, "rl.cost.weight has no effect here"),
         ({"route": POOL}, {"cost": {"kind": "normalised", "low": 0.9, "high": 0.1}}, "must be below rl.cost.high"),
         ({"route": POOL}, {"cost": {"kind": "normalised", "bounds": "fixed", "window": 5}}, "rl.cost.window has no effect"),

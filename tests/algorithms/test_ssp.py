@@ -21,6 +21,7 @@ from stages.algorithms.parts.self_play import (
     Proposer,
     failed_rule,
     mixed_evidence,
+    proposal_of,
     proposer_reward,
     target,
     without_kl_of_failures,
@@ -140,6 +141,38 @@ def test_domains_without_answers_or_a_reader_are_refused_before_anything_runs() 
         check_domains(parse_params({"domains": ["keydoor"], "per_domain": {"keydoor": {}}, "rl": source}))
 
 
+@pytest.mark.parametrize(
+    ("environment", "key"),
+    [
+        ({"closed_book": True}, "closed_book leaves proposers no tool"),
+        ({"tool_mode": "self"}, "tool_mode: self leaves proposers without results"),
+        ({"tool_mode": "none"}, "tool_mode: none leaves"),
+        ({"constraint": {"spec": "search_then_answer"}}, "constraint has no state for their"),
+    ],
+)
+def test_environments_in_which_no_question_can_pass_the_gate_are_refused(environment: dict[str, Any], key: str) -> None:
+    """Contract: such a run would train on prompts that say the answer, without an error; without proposals all are played."""
+    section = {"domains": ["search"], "per_domain": {"search": {"environment": environment}}}
+    with pytest.raises(ParamsError, match=rf"per_domain\.search\.environment\.{key}"):
+        check_domains(parse_params({**section, "rl": {"algorithm": "ssp"}}))
+    check_domains(parse_params({**section, "rl": {"algorithm": "ssp", "tasks": {"settings": {"proposer": {"n": 0}}}}}))
+
+
+def test_without_proposals_the_curriculum_draws_the_questions() -> None:
+    assert ssp(curriculum={"floor": 0.1}, tasks={"settings": {"proposer": {"n": 0}}}).rl.curriculum.floor == 0.1
+
+
+def test_searches_with_free_tools_are_evidence() -> None:
+    """Contract: what a search showed counts, whatever it cost."""
+
+    def turn(action: str, terms: dict[str, float]) -> TurnRecord:
+        return TurnRecord(action, "a page", True, 0.0, 0.0, "", action, 0, 1, terms)
+
+    turns = [turn("search free: Ann ally", {"calls/free": 1.0}), turn("think more", {"calls/free": 0.0})]
+    found = proposal_of("Bo", [*turns, turn("question Who?", {"calls/free": 0.0})])
+    assert (found.queries, found.evidence, found.question) == (["free: ann ally"], ["a page"], "Who?")
+
+
 def test_eleven_marks_divide_the_reward_by_four_and_still_count_as_solved() -> None:
     right = episode(0, "g", 1.0, marks=11.0)
     batch = ssp().shape(trajectory_batch([right, episode(1, "g", 1.0, marks=10.0)]))
@@ -230,6 +263,12 @@ def test_pool_is_cleared_and_keeps_the_newest() -> None:
         ({"tasks": {"settings": {"gate": {"prompt": "dummy.txt"}}}}, r"which lacks \{evidence\}"),
         ({"tasks": {"settings": {"proposer": {"prompt": "mine.txt"}}}}, "no text file in data/raw/prompts"),
         ({"tasks": {"settings": {"gate": {"reader": "judge"}}}}, r"rl\.tasks\.settings\.gate\.reader"),
+        ({"tasks": {"settings": {"proposer": {"left": 0.5}}}}, "left has no effect: it needs reward intermediate"),
+        ({"tasks": {"settings": {"gate": {"rules": False, "min_words": 6}}}}, "min_words has no effect: it needs rules true"),
+        ({"tasks": {"settings": {"gate": {"reader": "rules", "reader_tokens": 9}}}}, "reader_tokens has no effect"),
+        ({"tasks": {"settings": {"gate": {"reader": "none", "noisy_blobs": 1}}}}, "noisy_blobs has no effect"),
+        ({"tasks": {"settings": {"completion": {"strategy": "dummy", "keep_ratio": 1.0}}}}, "it needs strategy reuse"),
+        ({"curriculum": {"floor": 0.1}}, r"rl\.curriculum\.floor has no effect here: it needs a task source that draws by it"),
     ],
 )
 def test_bad_settings_are_refused(values: dict[str, Any], message: str) -> None:

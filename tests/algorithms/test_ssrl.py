@@ -108,6 +108,7 @@ def test_environments_without_a_graded_format_are_refused() -> None:
     ("environment", "rl", "message"),
     [
         ({}, {"algorithm": "ssrl"}, "ssrl needs an environment with tool modes, and domain search has none"),
+        ({"tool_mode": "self", "closed_book": True}, {"algorithm": "ssrl"}, "closed_book to false"),
         ({"tool_mode": "self"}, {"advantage": {"level": "turn"}}, "rl.loss.evidence: exclude leaves turns of search"),
         ({"tool_mode": "entropy_gated"}, {"algorithm": "archer"}, "rl.loss.evidence: exclude leaves turns of search"),
     ],

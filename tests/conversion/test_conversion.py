@@ -19,7 +19,7 @@ from stages.control.problems import PROBLEMS
 from stages.conversion.call_log import CallLog, read_calls, unmasked_lines
 from stages.conversion.choice import Scored, Share, calibrated, cost_per_call, lower_bound, promotion, replaceable_share, select
 from stages.conversion.clusters import fit_clusters
-from stages.conversion.curate_calls import curated
+from stages.conversion.curate_calls import curated, part_of
 from stages.conversion.masking import LeakError, Masker, load_key
 from stages.conversion.rounds import CONVERTED, NOT_CONVERTIBLE, NOTHING_NEW, convert
 from stages.conversion.router import LARGE, CallRouter
@@ -126,6 +126,16 @@ def test_curation_splits_by_trace_and_trains_on_confirmed_calls_only():
         curated(calls[::-1], CurateCalls(), Masker(KEY, KINDS), 0).parts
         == curated(calls, CurateCalls(), Masker(KEY, KINDS), 0).parts
     )
+
+
+@pytest.mark.parametrize("first", [{"outcome": 0}, {"outcome": None}, {"provenance": "specialist 1"}])
+def test_an_unconfirmed_call_does_not_take_a_confirmed_one_like_it_along(first: dict[str, Any]):
+    """Contract: outcomes are filtered before duplicates, of which the first is kept."""
+    train = [trace for trace in (f"t{number}" for number in range(20)) if part_of(trace, 0) == "train"]
+    calls = [call_of("intent", 1, trace=train[0], **first), call_of("intent", 1, trace=train[1])]
+    kept = curated(calls, CurateCalls(), Masker(KEY, KINDS), 0)
+    assert [call["trace"] for call in kept.parts["train"]] == [train[1]]
+    assert kept.counts == {"rejected: unconfirmed": 1, "train": 1, "valid": 0, "test": 0}
 
 
 # ---- S3 to S6 as functions --------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from narrow_calls import call_of, logged, small_settings, strange, write_log
 
 from stages.conversion.curate_calls import curated
 from stages.conversion.masking import Masker
-from stages.conversion.rounds import NOTHING_NEW, convert
+from stages.conversion.rounds import NOT_CONVERTIBLE, NOTHING_NEW, convert
 from stages.conversion.router import CONFIDENCE, FORMAT, LARGE, SIMILARITY, Routed
 from stages.conversion.settings import Conversion, CurateCalls
 from stages.conversion.specialise import Answer
@@ -81,6 +81,18 @@ def test_rounds_start_by_fallbacks_and_end_at_the_limit(tiny_policy: Path, tmp_p
     second: dict[str, Any] = convert(settings, tmp_path)
     assert (second["round"], second["why_now"]) == (2, "fallback rate 100% of 2 new calls")
     write_log(log, strange(2, "train", 400))
+    assert convert(settings, tmp_path)["status"] == NOTHING_NEW
+
+
+def test_rounds_with_too_few_calls_do_not_count(tiny_policy: Path, tmp_path: Path):
+    """Contract: a log that grows slowly is converted in the end."""
+    iterate = {"every_n_calls": 2, "max_rounds": 1}
+    settings = Conversion.model_validate(small_settings(tiny_policy, iterate=iterate))
+    for number, count in enumerate((2, 2, 68), start=1):
+        write_log(tmp_path / "calls.jsonl", list(logged(count, ("intent",), 1000 * number)))
+        report = convert(settings, tmp_path)
+        assert (report["round"], report["status"] == NOT_CONVERTIBLE) == (number, number < 3)
+    write_log(tmp_path / "calls.jsonl", list(logged(2, ("intent",), 9000)))
     assert convert(settings, tmp_path)["status"] == NOTHING_NEW
 
 

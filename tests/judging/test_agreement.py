@@ -60,6 +60,8 @@ def test_files_of_labels(tmp_path: Path) -> None:
     (tmp_path / "lines.jsonl").write_text(json.dumps(pair, ensure_ascii=False) + "\n", encoding="utf-8")
     ((question,), _) = read_labels(tmp_path / "lines.jsonl")
     assert question.prompt == pair["prompt"], "only a line feed ends a line of JSON"
+    ((question,), _) = read_labels(write(tmp_path / "half.jsonl", {"prompt": "p\ud800", "chosen": "a", "rejected": "b"}))
+    assert question.prompt == "p?", "half a character, which no request can hold"
 
 
 TWO_RATERS = (

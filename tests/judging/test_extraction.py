@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
-from stages.judging.episodes import candidate
+from stages.judging.episodes import attributes, candidate, perceived_quality
 from stages.judging.extraction import MISSING, reader, response
 from stages.judging.settings import Extraction
 from stages.records.episode import Episode, TurnRecord
@@ -66,6 +69,28 @@ def test_an_unfinished_message_is_read_too() -> None:
     assert candidate(cut, strict).answer == MISSING
     assert candidate(cut, lenient).answer == "<think> the rival is"
     assert candidate(Episode("e", "t", "d", "g", 0, "", "", 1.0, 1.0, 0), strict).answer == "", "no turn, no message"
+
+
+class Counting:
+    """The quality is the number of words of the last action, and so is an attribute."""
+
+    def quality(self, task: Any, actions: Sequence[str]) -> float:
+        return float(len(actions[-1].split()))
+
+    def attributes(self, task: Any, actions: Sequence[str]) -> dict[str, float]:
+        return {"words": self.quality(task, actions)}
+
+
+def test_a_program_perceives_what_the_judge_reads() -> None:
+    """Contract: `extract` bears on a program judge, by principles too: five words instead of the action's one."""
+    domain: Any = Counting()
+    episode = spoken("<think> a </think> one two three four five")
+    read = reader(Extraction(), Thinking())
+    task: Any = None
+    assert perceived_quality(domain, task, episode) == 1.0
+    assert perceived_quality(domain, task, episode, read) == 5.0
+    assert attributes(domain, task, episode) == {"correct": 1.0, "short": -0.2, "modest": 0.0, "words": 1.0}
+    assert attributes(domain, task, episode, read) == {"correct": 5.0, "short": -1.0, "modest": 0.0, "words": 5.0}
 
 
 QUOTING = "<think> I end with </think> and then go </think> take the key"

@@ -233,7 +233,10 @@ def test_gap_widens_when_the_judge_is_fooled() -> None:
         resumed.load_state_dict(monitor.state_dict())
         assert resumed.stops == monitor.stops
         assert monitor.stops == (step >= 5), "the mean of five steps exceeds 2"
+        assert (monitor.ending("rl.judge") is not None) == monitor.stops
     assert monitor.warned_at == 5, "steps 0 to 4 have the mean 2"
+    assert "the training ends at step 8" in str(monitor.ending("rl.judge"))
+    assert "5.00 standard deviations apart, more than rl.judge.stop_gap 2.0" in str(monitor.ending("rl.judge"))
 
 
 def test_honest_learning_opens_no_gap() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from random import Random
 
 import pytest
 
-from stages.judging.contract import Candidate, Rubric
+from stages.judging.contract import Candidate, Question, Rubric
 from stages.judging.measures import (
     brier_score,
     calibration,
@@ -19,9 +20,11 @@ from stages.judging.measures import (
     verdict,
 )
 from stages.judging.orders import Match, play
+from stages.judging.preferences import margins_of
 from stages.judging.program import ProgramJudge
-from stages.judging.settings import ProgramFaults
-from stages.judging.table import judgment_row
+from stages.judging.settings import Principle, PrincipleSampling, ProgramFaults
+from stages.judging.table import judgment_row, write_judgments
+from stages.records.episode import read_rows
 
 
 def test_kappa_by_hand() -> None:
@@ -83,3 +86,22 @@ def test_planted_position_bias_is_found(bias: float, flips: float) -> None:
     assert found["position_bias"] == pytest.approx(bias)
     assert found["flip_rate"] == flips
     assert found["failures"] == 0.0
+
+
+def test_each_principle_of_a_pair_is_measured(tmp_path: Path) -> None:
+    """Contract: one pair judged by three principles is three verdicts, and the table says by which. The first tells the answers
+    apart by more than the bias, the others don't, so that two of three depend on the order."""
+    principles = [Principle(name=name, text=name, negative=f"not {name}") for name in ("a", "b", "c")]
+
+    def quality(question: Question, one: Candidate) -> float:
+        return float(one.name == "x" and question.rubric.principles == ("a",))
+
+    judge = ProgramJudge(ProgramFaults(noise=0.0, position=0.1), quality, 0)
+    pair = Question("pairwise", "t", "", (Candidate("one", name="x"), Candidate("other", name="y")))
+    _, asked = margins_of(judge, [pair], PrincipleSampling(items=principles))
+    rows = [judgment_row(judge, *one) for one in asked]
+    found = order_measures(rows)
+    assert (found["pairs"], found["flip_rate"], found["tie_rate"]) == (3.0, 2 / 3, 2 / 3)
+    assert found["position_bias"] == pytest.approx(0.1)
+    write_judgments(tmp_path / "table.parquet", rows)
+    assert [row["principles"] for row in read_rows(tmp_path / "table.parquet")].count(["b"]) == 2

@@ -111,9 +111,16 @@ def test_swiss_avoids_rematches_and_leaves_nobody_out_twice() -> None:
 
 
 @pytest.mark.parametrize("scheme", sorted(SCHEMES))
-def test_tied_group_has_no_advantages_where_ranks_are_shared(scheme: str) -> None:
-    rewards, _ = played(scheme, [1.0] * 8, Rules(tie_policy="split_rank"))
-    assert_near(advantages(rewards), [0.0] * 8)
+@pytest.mark.parametrize("count", [3, 7, 8])
+def test_tied_group_has_no_advantages_where_ranks_are_shared(scheme: str, count: int) -> None:
+    """Contract: also where someone is left out of a round."""
+    rewards, _ = played(scheme, [1.0] * count, Rules(tie_policy="split_rank"))
+    assert_near(advantages(rewards), [0.0] * count)
+
+
+def test_who_is_left_out_of_a_swiss_round_wins_it_by_default() -> None:
+    """The reference code's: of three that tie, the two left out once have 1.5 points, the third 1."""
+    assert sorted(played("swiss", [1.0] * 3)[0]) == [0.0, 0.75, 0.75]
 
 
 @pytest.mark.parametrize("scheme", ["anchor", "round_robin"])

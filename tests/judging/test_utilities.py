@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from collections.abc import Sequence
 from random import Random
 
@@ -13,7 +14,7 @@ from scipy.stats import spearmanr
 
 from stages.judging.active_pairs import all_pairs, budget, first_pairs, held_out, next_pairs, random_pairs
 from stages.judging.thurstone import Fitted, choice_probability, fit, standardised
-from stages.judging.utilities import Elicited, agreement, cycle, elicit, measured, order_consistency
+from stages.judging.utilities import Elicited, agreement, cycle, elicit, measured, order_consistency, triads
 from stages.judging.utility_settings import Control, Utilities
 
 NAMES = [f"outcome {number:02d}" for number in range(12)]
@@ -199,6 +200,24 @@ def test_a_pair_without_readable_answers_is_dropped() -> None:
     found = Elicited(NAMES[:2], params(unparseable="skip"), lambda pairs: [(0.0, 0.0)] * len(pairs), 0)
     found.query([(0, 1)])
     assert found.choices == {}
+
+
+def test_a_model_that_answers_with_neither_option_is_named() -> None:
+    with pytest.raises(ValueError, match=r"no answer was one of the options A, B, and unparseable is skip.*set samples to 0"):
+        measured(params(unparseable="skip", samples=10), lambda pairs: [(0.0, 0.0)] * len(pairs), 0)
+
+
+def test_triads_of_many_outcomes_are_not_listed() -> None:
+    """Contract: the paper's 500 outcomes have 20 million triads; a thousand are drawn without them, each once."""
+    found = Elicited([str(number) for number in range(200)], params(triads=1000), judge([]), 0)
+    tracemalloc.start()
+    drawn = triads(found)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 5e6
+    assert len(set(drawn)) == len(drawn) == 1000
+    assert all(one < two < three for (one, two), (_, three), _ in drawn)
+    assert drawn == triads(found)
 
 
 def test_lotteries_of_an_expected_utility_maximiser() -> None:

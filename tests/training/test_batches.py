@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stages.training.common.batches import minibatches, plan_micro_batches, take, trajectory_batch, turn_boundaries
+from stages.training.common.batches import minibatches, plan_micro_batches, take, trajectory_batch, turn_boundaries, turn_starts
 from training.toys import make_episode
 
 
@@ -18,6 +18,7 @@ def test_batch_holds_the_tokens_of_its_episodes():
     assert (batch.lengths.tolist(), batch.turns.tolist(), batch.group.tolist()) == ([6, 3], [2, 1], [0, 1])
     assert batch.turn_rewards.tolist() == [[0.0, 1.0], [0.0, 0.0]]
     assert turn_boundaries(batch).tolist() == [[1, 4], [1, -1]]
+    assert turn_starts(batch).int().tolist() == [[0, 0, 1, 0, 0, 1], [0, 0, 1, 0, 0, 0]]
     assert take(batch, [1]).token_ids.tolist() == [[5, 6, 10]]
 
 

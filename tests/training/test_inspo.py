@@ -66,6 +66,7 @@ def test_halving_by_hand() -> None:
     assert [one.number for one in halved(few, 0.5, 16)] == [0, 2, 4]
     assert len(halved([*population(0.1), Instruction(1, "x", 0.9, 3)], 0.5, 16)) == 2
     assert [one.number for one in halved(population(0.5, 0.5, 0.5), 0.5, 16)] == [0, 1]
+    assert len(halved(population(*[0.1] * 25), 0.28, 16)) == 7, "0.28 * 25 is above 7 in floats"
 
 
 def test_constant_reward_moves_the_weight_alone() -> None:
@@ -321,6 +322,7 @@ def test_demonstrations_follow_their_instructions(tiny_policy: Path) -> None:
         ({"tasks": {"settings": {"editor": {"kind": "server", "server": {"model": "m", "cache": ""}}}}}, r"name a folder"),
         ({"tasks": {"settings": {"temperature": 0}}}, r"temperature"),
         ({"external": {"per_group": 1}}, r"rl\.external\.per_group is about tasks that curate wrote"),
+        ({"tasks": {"settings": {"editor": {"kind": "random", "failures": 2}}}}, r"failures has no effect: it needs kind rules"),
     ],
 )
 def test_invalid_settings_are_refused(section: dict[str, Any], message: str) -> None:

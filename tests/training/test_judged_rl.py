@@ -166,7 +166,9 @@ def test_gap_warns_and_ends_the_run(make_context, capsys, monkeypatch) -> None:
     rl.run(context)
     assert len(read_history(context.root)) == 1
     assert report(context)["judge"]["warned_at"] == 1
-    assert "the scores of rl.judge and the gold quality have moved apart" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "the scores of rl.judge and the gold quality have moved apart" in said
+    assert "the training ends at step 1: the scores of rl.judge" in said
 
 
 def test_unfinished_episode_has_no_answer(make_context) -> None:
@@ -360,6 +362,9 @@ def test_a_judge_is_measured_before_it_trains(make_context, tiny_policy: Path) -
         rl.run(judged("all", 1.0))
 
 
+UNLISTED = {"kind": "server", "server": {"model": "m"}, "scheme": "checklist"}
+
+
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
@@ -372,6 +377,9 @@ def test_a_judge_is_measured_before_it_trains(make_context, tiny_policy: Path) -
         ({"algorithm": "arena_rl", "judge": {"kind": "local", "process_weight": 0.5}}, "judge.process_weight has no effect"),
         ({"algorithm": "arena_rl", "judge": {"kind": "local", "process": ["depth"]}}, "judge.process has no effect"),
         ({"algorithm": "arena_rl", "judge": {"labelled_pairs": {"path": "l.jsonl"}}}, "labelled_pairs is for judges that read"),
+        ({"reward": {"kind": "judge"}, "judge": {**UNLISTED, "labelled_pairs": {"path": "l.jsonl"}}}, "set items in words"),
+        ({"algorithm": "arena_rl", "judge": {"references": True}}, "judge.references has no effect.*reads text"),
+        ({"algorithm": "arena_rl", "judge": {"kind": "local", "calls_per_group": 99}}, "judge.calls_per_group has no effect"),
         ({"reward": {"kind": "judge"}, "judge": {"swiss_rounds": 2}}, "swiss"),
         ({"reward": {"kind": "judge", "density": "single"}}, "density"),
         ({"algorithm": "remax", "reward": {"kind": "judge"}}, "greedy"),

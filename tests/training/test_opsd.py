@@ -173,6 +173,7 @@ def test_solutions_are_the_shortest_of_each_task(make_context, tmp_path: Path) -
         ({"settings": {"hint": "try this"}}, r"must have {solution}"),
         ({"external": {"per_group": 1}}, r"set per_group to 0, or algorithm to rl_plus"),
         ({"settings": {"teacher": "other"}}, r"start"),
+        ({"tasks": {"source": "instructions"}}, r"opsd, whose teacher reads solutions, is about tasks that curate wrote"),
     ],
 )
 def test_invalid_settings_are_refused(section: dict[str, Any], message: str) -> None:

@@ -13,7 +13,7 @@ from stages.algorithms.algorithm import resolve
 from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.settings import Rl
 from stages.runtime.resources import Resources
-from stages.training.common.batches import trajectory_batch
+from stages.training.common.batches import trajectory_batch, turn_starts
 from stages.training.common.ledger import Ledger
 from stages.training.common.loop import make_processes
 from stages.training.rl.critic import Critic
@@ -98,6 +98,26 @@ def test_critic_starts_constant_and_learns_without_changing_the_policy(model):
     error = (critic.values(batch.token_ids, batch.mask) - returns)[batch.mask].abs().mean()
     assert error < 0.2
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("tokens_per_batch", [4096, 1])
+@pytest.mark.parametrize(("level", "count"), [("turn", 7), ("token", 15)])
+def test_the_critic_learns_where_advantages_read_it(model, level: str, count: int, tokens_per_batch: int):
+    """At level turn at the first token of each of the seven turns, each turn with equal weight; else at all 15 policy tokens."""
+    algorithm = resolve(Rl(algorithm="ppo", group_size=2, advantage={"level": level}, critic={"head": {"loss": "mse"}}))
+    models = Models.make(algorithm, copy.deepcopy(model), None, make_processes(Resources()), tokens_per_batch)
+    assert models.critic is not None
+    prepared = algorithm.prepare(models.annotate(make_batch(), algorithm))
+    update = next(PolicyUpdates(models, algorithm, Ledger()).updates(prepared, 0, ("key",)))
+    assert update.learner == "critic"
+    terms = [one for rows in update.micro_batches for one in update.loss(rows)]
+    places = turn_starts(prepared) if level == "turn" else prepared.mask
+    assert int(places.sum()) == count
+    assert sum(float(one.sums["tokens"]) for one in terms) == count
+    values = models.critic.values(prepared.token_ids, prepared.mask)
+    error = (values - prepared.returns).square()[places].sum() / count
+    total = sum(float(one.loss.detach()) for one in terms)
+    assert total == pytest.approx(float(error) * algorithm.rl.critic.coef, rel=1e-5)
 
 
 def test_running_spread_follows_the_whole_minibatch(model):

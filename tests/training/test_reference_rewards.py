@@ -204,3 +204,8 @@ def test_corrupted_key_words_cannot_score(briefing: BriefingDomain) -> None:
 def test_impossible_settings_are_refused(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(ParamsError, match=says):
         resolve(Rl.model_validate(settings))
+
+
+def test_a_chain_without_references_is_no_badly_made_one() -> None:
+    """A pure format reward has demands alone: its tasks stay."""
+    assert own_reward(RewardChain((), (), (Style("any", 1.0, lambda text: False),)), StyleChecks()) == 1.0

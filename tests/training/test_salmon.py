@@ -132,7 +132,7 @@ def test_kl_counts_only_where_the_policy_is_likelier() -> None:
 def test_it_is_ppo_on_the_model_s_scalar() -> None:
     found = resolve(Rl.model_validate(SALMON), 128).rl
     assert (found.advantage.estimator, found.advantage.lam, found.advantage.gamma) == ("gae", 1.0, 1.0)
-    assert (found.reward.kl_coef, found.reward.kl_estimator) == (0.01, "k1_positive")
+    assert (found.reward.kl_coef, found.reward.kl_estimator) == (10 * 0.01, "k1_positive"), "the factor 10 is on all rewards"
     assert found.judge.raw
     assert (found.judge.scale, found.judge.unfinished_penalty) == (10.0, 6.0)
     assert (found.critic.init, found.critic.value_clip) == ("judge_model", 0.2)

@@ -114,7 +114,9 @@ def test_a_widening_gap_warns_and_ends_the_training(make_context, capsys) -> Non
         gaps = {"warn_gap": 0.1, "stop_gap": 0.1}
         context = make_context("rl", rl={**RL, "steps": 12, "verifier": {"kind": "contains", **gaps}})
         rl.run(context)
-    assert "rl.verifier and the gold quality have moved apart" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "rl.verifier and the gold quality have moved apart" in said
+    assert "the training ends at step 5: the scores of rl.verifier" in said
     assert json.loads((context.root / "reports/rl/toy.json").read_text())["verifier"]["warned_at"] == 5
     assert len(read_history(context.root)) == 5
 

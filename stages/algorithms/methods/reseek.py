@@ -13,7 +13,7 @@ from stages.algorithms.card import Card, Composition
 from stages.algorithms.methods import grpo
 from stages.algorithms.settings import Rl
 from stages.records.task import JUDGMENT_TERMS
-from stages.runtime.validation import ParamsError, Positive, Section
+from stages.runtime.validation import ParamsError, Positive, Section, refuse_idle
 
 CARD = Card(
     slug="reseek",
@@ -60,6 +60,11 @@ class Settings(Section):
         if not isinstance(preset, str) or preset not in FALSE_ACCEPT or "false_accept" in values:
             return values
         return {**values, "false_accept": FALSE_ACCEPT[preset]}
+
+    @model_validator(mode="after")
+    def _used(self) -> Settings:
+        refuse_idle(self, "", dict.fromkeys(("cap", "gamma"), (self.pays, "a reward of judgments other than 0")))
+        return self
 
     @property
     def pays(self) -> bool:
@@ -137,11 +142,12 @@ def check(given: Rl, rl: Rl) -> None:
 
 def fits(domain: Any, rl: Rl) -> None:
     """Raise ParamsError for a domain without judgments, unless they have no rewards."""
-    if rl.settings.pays and getattr(domain.settings, "judge", None) is None:
+    asks = getattr(domain.settings, "judge", None) is not None and not getattr(domain.settings, "closed_book", False)
+    if rl.settings.pays and not asks:
         raise ParamsError(
             f"rl.algorithm: reseek rewards judgments of search results, and domain {domain.name} asks for none; set "
-            f"per_domain.search.environment.judge (profiles/methods/reseek.yaml), or rl.settings.match, false_accept and "
-            f"false_reject to 0"
+            f"per_domain.search.environment.judge (profiles/methods/reseek.yaml) and closed_book to false, or rl.settings.match, "
+            f"false_accept and false_reject to 0"
         )
 
 

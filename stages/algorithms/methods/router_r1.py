@@ -40,10 +40,10 @@ class Settings(Section):
 
 def fits(domain: Any, rl: Rl) -> None:
     """Raise ParamsError for a domain without priced tools."""
-    if getattr(domain.settings, "route", None) is None:
+    if getattr(domain.settings, "route", None) is None or getattr(domain.settings, "closed_book", False):
         raise ParamsError(
             f"rl.algorithm: router_r1 routes to priced tools, and domain {domain.name} has none; set "
-            f"per_domain.search.environment.route (profiles/methods/router_r1.yaml)"
+            f"per_domain.search.environment.route (profiles/methods/router_r1.yaml), and closed_book to false"
         )
 
 

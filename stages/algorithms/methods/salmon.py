@@ -11,8 +11,8 @@ CARD = Card(
     equation="preferences: s_12 and s_21 are a judge's margins for answer 1 over 2 by principle d in both orders, g_d = (s_12 + "
     "s_21) / 2 / var_d where they agree in sign, else 0; some principles are shown, each negated with probability 1/2 (g -> -g), "
     "and the largest |g| decides. Reward model: -log sigmoid(r_w - r_l), r read after principles and answer. RL: principles are "
-    "drawn per task by weight; R = 10 (r + 5 min(0.8, m length / longest) - 6 [did not stop]), -0.01 max(0, log pi_old - log "
-    "pi_ref) per token; PPO with GAE, gamma and lambda 1, whitened advantages",
+    "drawn per task by weight; R = 10 (r + 5 min(0.8, m length / longest) - 6 [did not stop] - 0.01 sum_t max(0, log pi_old - "
+    "log pi_ref)), the last term token by token; PPO with GAE, gamma and lambda 1, whitened advantages",
     assumptions="annotate.judge_model is a reward model fitted with principles, on the domain; r is the log-odds of two tokens, "
     "which is linear in the last hidden state as the paper's head is. m is judge.length_bonus.rate (the paper: 1, and -0.4 for "
     "reasoning). The critic starts from the reward model, with its scalar as the first value, and its loss is clipped at 0.2. "
@@ -29,7 +29,7 @@ COMPOSITION = Composition(
     card=CARD,
     parts={
         "reward.kind": "judge",
-        "reward.kl_coef": 0.01,
+        "reward.kl_coef": 0.1,  # 10 * 0.01: judge.scale multiplies the judge's reward alone
         "reward.kl_estimator": "k1_positive",
         "judge.kind": "local",
         "judge.scheme": "pointwise",

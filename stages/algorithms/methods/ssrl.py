@@ -42,10 +42,11 @@ class Settings(Section):
 
 def fits(domain: Any, rl: Rl) -> None:
     """Raise ParamsError for a domain without tool modes."""
-    if getattr(domain.settings, "tool_mode", None) is None:
+    if getattr(domain.settings, "tool_mode", None) is None or getattr(domain.settings, "closed_book", False):
         raise ParamsError(
             f"rl.algorithm: ssrl needs an environment with tool modes, and domain {domain.name} has none set; set "
-            f"per_domain.search.environment.tool_mode to self, real or entropy_gated (profiles/methods/ssrl.yaml)"
+            f"per_domain.search.environment.tool_mode to self, real or entropy_gated (profiles/methods/ssrl.yaml), and "
+            f"closed_book to false"
         )
 
 

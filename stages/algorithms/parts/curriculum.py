@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from stages.algorithms.parts.part import AppliesTo, Part
+from stages.algorithms.parts.part import AppliesIf, AppliesTo, Part
 from stages.algorithms.parts.step_values import not_a_return
+from stages.algorithms.task_source import source_class
 from stages.runtime.validation import Share
 
 if TYPE_CHECKING:
@@ -18,6 +19,10 @@ class Curriculum(Part):
     """How training tasks are sampled."""
 
     data = ("episodes",)
+    applies = AppliesIf(
+        lambda rl: source_class(rl.tasks.source).weighted(rl),
+        "a task source that draws by it (tasks.source: static or instructions)",
+    )
 
     kind: Literal["uniform", "difficulty", "value"] = "difficulty"
     """`difficulty`: tasks are sampled with weight p(1-p) + floor, p the success rate measured by rollout and updated during

@@ -41,6 +41,10 @@ NAMED = AppliesIf(
     lambda rl: rl.judge.kind != "local" or (rl.judge.scheme == "pointwise" and rl.judge.principles is None),
     "a judge that reads criteria: judge.kind program or server, or judge.scheme pointwise without judge.principles",
 )
+REPEATED = AppliesIf(
+    lambda rl: rl.judge.kind != "local", "a judge.kind whose answers to a repeated question differ, program or server"
+)
+READS = AppliesIf(lambda rl: rl.judge.kind != "program", "a judge.kind that reads text, server or local")
 POINTWISE = AppliesTo("scheme", "pointwise")
 READING = AppliesIf(
     lambda rl: rl.judge.kind == "local" and rl.judge.scheme == "pointwise", "judge.kind: local with judge.scheme: pointwise"
@@ -76,16 +80,19 @@ class Judge(Part):
     """bradley_terry, thurstone: precision of the strengths' normal prior."""
     anchor: Annotated[Literal["first", "greedy"], AppliesTo("scheme", *ANCHORED)] = "first"
     """Whom all others meet: the group's first episode; or a greedy episode of the task, which is ranked but not trained on."""
-    tie_policy: Annotated[Literal["higher_seed", "split_rank", "first_listed"], AppliesTo("scheme", *ELIMINATION)] = "higher_seed"
+    tie_policy: Annotated[Literal["higher_seed", "split_rank", "first_listed"], AppliesTo("scheme", *ELIMINATION, "swiss")] = (
+        "higher_seed"
+    )
     """Who advances from a tie. split_rank: the higher seed, and the two share the mean of their rewards, so that a group without
-    differences has no advantages; first_listed: the reference code's."""
+    differences has no advantages; first_listed: the reference code's. swiss, where nobody advances: under split_rank who is left
+    out of a round draws, otherwise it wins."""
     byes: Annotated[Literal["top_seeds", "reference"], AppliesTo("scheme", *ELIMINATION[:2])] = "top_seeds"
     """Who advances without a match if the group's size is no power of two; reference: as in the authors' code."""
     swiss_rounds: Annotated[Count | None, AppliesTo("scheme", "swiss")] = None
     """null: min(ceil(log2 N), N - 1)."""
     swap: Annotated[bool, PLAYED] = True
     """Judge each pair in both orders, which cancels an additive bias for a position."""
-    calls_per_group: Count | None = None
+    calls_per_group: Annotated[Count | None, REPEATED] = None
     """Judge calls per group; more than the scheme needs repeat each question, and scores are averaged. null: as few as needed."""
     on_failure: Literal["tie", "drop_match", "abort"] = "tie"
     """What a failed judgment is worth. tie: half the scale for all; drop_match: nothing: a match does not count (eliminations and
@@ -116,7 +123,7 @@ class Judge(Part):
     """pointwise: a bonus for long answers ({}: the paper's), or with a rate below 0 for short ones. null: none."""
     unfinished_penalty: Annotated[NonNegative, POINTWISE] = 0.0
     """pointwise: subtracted from the reward of an episode whose last turn the policy did not end."""
-    references: bool = False
+    references: Annotated[bool, READS] = False
     """Show the judge the domain's reference answer, where it has one."""
     labelled_pairs: LabelledPairs | None = None
     """Labelled pairs on which the judge is measured before it is believed. null: none."""
@@ -151,6 +158,11 @@ class Judge(Part):
         if self.labelled_pairs is not None and self.kind == "program":
             raise ParamsError(
                 "rl.judge.labelled_pairs is for judges that read text, and rl.judge.kind is program: set it to null"
+            )
+        if self.labelled_pairs is not None and self.scheme == "checklist" and self.items is None:
+            raise ParamsError(
+                "rl.judge.labelled_pairs belong to no task of the domain, and rl.judge.items is null, which takes each task's "
+                "own checklist: set items in words, or labelled_pairs to null"
             )
         size = rl.group_size + self.anchored_by_greedy
         if self.scheme in TOURNAMENTS and size < 2:

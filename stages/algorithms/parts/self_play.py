@@ -6,17 +6,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from stages.agent.prompts import check_prompt, load_prompt
 from stages.algorithms.parts.loss import WithoutKl
 from stages.environments.self_play import proposed_question
-from stages.runtime.validation import Count, Positive, Section, Share
+from stages.runtime.validation import Count, Positive, Section, Share, refuse_idle
 
 if TYPE_CHECKING:
     from stages.algorithms.batch import TrajectoryBatch
+    from stages.records.episode import TurnRecord
     from stages.records.task import Task
 
 VALID = "valid"
@@ -58,6 +59,12 @@ class Proposer(Section):
     def _prompt(cls, name: str) -> str:
         return check_prompt(name, ("answer",), ("hops", "examples", "topic")) if name else name
 
+    @model_validator(mode="after")
+    def _used(self) -> Proposer:
+        need = self.reward == "intermediate", "reward intermediate"
+        refuse_idle(self, "", {"left": need, "right": need})
+        return self
+
 
 class Gate(Section):
     """Which proposals become problems."""
@@ -94,6 +101,20 @@ class Gate(Section):
     def _prompt(cls, name: str) -> str:
         return check_prompt(name, ("evidence", "question"), ())
 
+    @model_validator(mode="after")
+    def _used(self) -> Gate:
+        rules = ("min_characters", "max_characters", "min_words", "min_queries", "forbid_answer_in_queries")
+        asked = ("reader_temperature", "reader_tokens", "on_reader_error", "prompt")
+        refuse_idle(
+            *(self, ""),
+            {
+                **dict.fromkeys(rules, (self.rules, "rules true")),
+                "noisy_blobs": (self.reader != "none", "reader policy or rules"),
+                **dict.fromkeys(asked, (self.reader == "policy", "reader policy")),
+            },
+        )
+        return self
+
 
 class Completion(Section):
     """What fills the slots of proposals that failed, so that every step has tasks_per_step problems."""
@@ -113,6 +134,12 @@ class Completion(Section):
     @classmethod
     def _prompt(cls, name: str) -> str:
         return check_prompt(name, ("answer",), ())
+
+    @model_validator(mode="after")
+    def _used(self) -> Completion:
+        need = self.strategy == "reuse", "strategy reuse"
+        refuse_idle(self, "", dict.fromkeys(("max_success", "clear_every", "keep_ratio"), need))
+        return self
 
 
 class Updates(Section):
@@ -161,18 +188,11 @@ class Proposal:
     evidence: Sequence[str]
 
 
-class Acted(Protocol):
-    """A turn, as `stages.records.episode.TurnRecord`."""
+def proposal_of(answer: str | Sequence[str], turns: Sequence[TurnRecord]) -> Proposal:
+    """What a proposer's turns came to. Refused actions count neither as searches nor as evidence; tools may be free."""
+    from stages.records.tools import number_of_calls
 
-    action: str
-    observation: str
-    accepted: bool
-    cost: float
-
-
-def proposal_of(answer: str | Sequence[str], turns: Sequence[Acted]) -> Proposal:
-    """What a proposer's turns came to. Refused actions count neither as searches nor as evidence."""
-    calls = [turn for turn in turns if turn.accepted and turn.cost > 0]
+    calls = [turn for turn in turns if turn.accepted and number_of_calls(turn) > 0]
     actions = (turn.action.strip() for turn in calls)
     return Proposal(
         answer=target(answer),

@@ -62,6 +62,9 @@ class Tasks(Part):
             "advantage.estimator: utterance": rl.advantage.estimator == "utterance",
             "selection.kind: model_aware": rl.selection.kind != "all",
             "curriculum.kind: value": rl.curriculum.kind == "value",
+            f"algorithm: {method.card.slug}, whose teacher reads solutions,": rl.credit.kind == "own"
+            and method.teacher is not None
+            and method.teacher(rl),
         }
         if used := [key for key, holds in needs.items() if holds]:
             raise ParamsError(

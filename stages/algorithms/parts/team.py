@@ -56,6 +56,7 @@ class Team(Part):
             "credit.kind": (rl.credit.kind != "outcome", "outcome"),
             "reward": (not rl.reward.environments_own, "the environment's own"),
             "reward.kl_coef": (rl.reward.kl_coef > 0, "0, and loss.kl_coef above 0"),
+            "observation.coef": (rl.observation.coef > 0, "0"),  # what a member reads are the others' texts, too
         }
         if used := next((key for key, (holds, _) in off.items() if holds), None):
             raise ParamsError(

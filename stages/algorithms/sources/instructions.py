@@ -27,6 +27,7 @@ from stages.algorithms.task_source import SourceInputs
 from stages.seeding import permutation, stream
 
 if TYPE_CHECKING:
+    from stages.algorithms.settings import Rl
     from stages.records.episode import Episode
     from stages.records.task import Task
 
@@ -56,6 +57,10 @@ class Instructions(StaticTasks):
         """Whether the population shall evolve before the next step."""
         self._metrics: dict[str, float] = {}
         self._check_questions()
+
+    @classmethod
+    def weighted(cls, rl: Rl) -> bool:
+        return True
 
     def _check_questions(self) -> None:
         settings = self.settings

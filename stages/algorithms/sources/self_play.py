@@ -6,7 +6,7 @@ Answers come from curated tasks, whose questions are only shown as examples of t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -94,8 +94,19 @@ class SelfPlay(TaskSource):
                 f"end with one; set it to static (rl.algorithm: grpo), or domains to ones such as search and factbook"
             )
         settings = rl.tasks.settings
-        if settings.proposer.n and settings.gate.reader == "rules" and not hasattr(domain, "read"):
+        if not settings.proposer.n:
+            return
+        if settings.gate.reader == "rules" and not hasattr(domain, "read"):
             raise ParamsError(UNREADABLE)
+        if (found := next(_unproposable(domain.settings), None)) is not None:
+            raise ParamsError(
+                f"rl.tasks.source: self_play has the policy search and propose questions, and per_domain.{domain.name}."
+                f"environment.{found[0]} {found[1]}: change it, or set rl.tasks.settings.proposer.n to 0"
+            )
+
+    @classmethod
+    def weighted(cls, rl: Rl) -> bool:
+        return not rl.tasks.settings.proposer.n
 
     @staticmethod
     def make(domain: Domain, worlds: Path) -> SelfPlayEnvironment:
@@ -293,6 +304,17 @@ class SelfPlay(TaskSource):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.static.load_state_dict(state["static"])
         self.pool.problems, self.known = state["pool"], set(state["known"])
+
+
+def _unproposable(settings: Any) -> Iterator[tuple[str, str]]:
+    """Settings of a domain under which no question passes the gate, each with what it does to proposers."""
+    mode = getattr(settings, "tool_mode", None)
+    if getattr(settings, "closed_book", False):
+        yield "closed_book", "leaves proposers no tool"
+    if mode not in (None, "real"):
+        yield f"tool_mode: {mode}", "leaves proposers without results of a tool, which are the evidence for their questions"
+    if getattr(settings, "constraint", None) is not None:
+        yield "constraint", "has no state for their `question <text>`"
 
 
 SOURCE = SelfPlay

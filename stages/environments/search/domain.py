@@ -207,7 +207,8 @@ class SearchDomain(GradedDomain[SearchSettings]):
 
     def tools(self) -> list[str]:
         """Names of the priced tools."""
-        return [] if self.settings.route is None else [member.name for member in self.settings.route.pool]
+        route = None if self.settings.closed_book else self.settings.route
+        return [] if route is None else [member.name for member in route.pool]
 
     def world_files(self, task: Task) -> list[str]:
         return [f"{task.spec['world']}.json"]

@@ -117,6 +117,15 @@ def turn_boundaries(batch: TrajectoryBatch) -> Tensor:
     return result
 
 
+def turn_starts(batch: TrajectoryBatch) -> Tensor:
+    """Whether each token is its turn's first policy token, [B, T] bool."""
+    before = turn_boundaries(batch)
+    found = torch.zeros_like(batch.mask)
+    row, turn = (before >= 0).nonzero(as_tuple=True)
+    found[row, before[row, turn] + 1] = True
+    return found
+
+
 def turn_ends(batch: TrajectoryBatch) -> Tensor:
     """Index of each turn's last policy token, [B, U] int64; -1 past the last turn."""
     result = torch.full_like(batch.turn_rewards, -1, dtype=torch.int64)

@@ -16,7 +16,7 @@ from stages.algorithms.algorithm import Algorithm
 from stages.algorithms.parts.reward import EpisodeRewards
 from stages.environments.protocol import Domain
 from stages.judging.contract import Candidate, Cost, Judge, JudgeError, Question
-from stages.judging.episodes import Read, attributes, candidate, gold_quality, last_message, named
+from stages.judging.episodes import Read, attributes, candidate, gold_quality, last_message, named, perceived_quality
 from stages.judging.extraction import reader
 from stages.judging.gap import GapMonitor, group_agreement
 from stages.judging.groups import Group, Scored, score_groups
@@ -123,12 +123,6 @@ class EpisodeJudge:
             raise JudgeError(problem)
         return dict(found)
 
-    def _quality(self, episode: Episode) -> float:
-        """The quality of what the judge reads: of the gold, or of the response that `extract` finds."""
-        if self.read is None or not hasattr(self.domain, "quality"):
-            return self.gold[episode.episode_id]
-        return float(self.domain.quality(self.tasks[episode.task_id], self._shown(episode)))
-
     def _shown(self, episode: Episode) -> list[str]:
         """What the judge reads of an episode, as actions."""
         shown = candidate(episode, self.read)
@@ -175,9 +169,9 @@ class EpisodeJudge:
         """Note what programs know of a group's episodes."""
         task = self.tasks[episodes[0].task_id]
         self.gold |= {one.episode_id: gold_quality(self.domain, task, one) for one in episodes}
-        self.perceived |= {one.episode_id: self._quality(one) for one in episodes}
+        self.perceived |= {one.episode_id: perceived_quality(self.domain, task, one, self.read) for one in episodes}
         if self.params.principles is not None:
-            self.attributes |= {one.episode_id: attributes(self.domain, task, one) for one in episodes}
+            self.attributes |= {one.episode_id: attributes(self.domain, task, one, self.read) for one in episodes}
         if self._own_items:
             assert hasattr(self.domain, "checklist")
             self.checked |= {one.episode_id: self.domain.checklist(task, self._shown(one)) for one in episodes}
@@ -229,8 +223,9 @@ class EpisodeJudge:
             for known in (self._rewards, self._scores, self.gold)
         )
         metrics = self.monitor.observe([one for found in scores for one in found], [one for found in gold for one in found])
-        if (warning := self.monitor.warning("rl.judge")) and self.context.main:
-            print(f"{self.context.title}: {warning}", file=sys.stderr)
+        for said in (self.monitor.warning("rl.judge"), self.monitor.ending("rl.judge")):
+            if said and self.context.main:
+                print(f"{self.context.title}: {said}", file=sys.stderr)
         measured = order_measures(step_rows)
         metrics |= {f"judge_{name}": measured[name] for name in ("failures", "flip_rate", "tie_rate", "position_bias")}
         metrics["judge_calls"] = float(sum(row["calls"] for row in step_rows))

@@ -15,7 +15,7 @@ from stages.algorithms.batch import LossTerms, TrajectoryBatch, Written
 from stages.algorithms.parts.group_resampling import forward_rows
 from stages.algorithms.parts.loss import Denominators, denominators
 from stages.seeding import permutation
-from stages.training.common.batches import minibatches, take
+from stages.training.common.batches import minibatches, take, turn_starts
 from stages.training.common.hidden import seen
 from stages.training.common.kept import kept_of
 from stages.training.common.ledger import Ledger
@@ -199,18 +199,21 @@ class PolicyUpdates:
         return sums
 
     def _critic_update(self, batch: TrajectoryBatch, plan: list[list[int]], total: Denominators) -> Update:
+        """The critic learns where advantages read it: at every policy token, or at level turn at each turn's first."""
         critic, coef = self.models.critic, self.algorithm.rl.critic.coef
         assert critic is not None
+        by_turn = self.algorithm.rl.advantage.level == "turn"
 
         def loss(rows: list[int]) -> Iterator[LossTerms]:
             micro = take(batch, rows, critic.output.weight.device)
             assert micro.returns is not None
-            weights = micro.weights[:, None].expand(micro.mask.shape)[micro.mask]
+            mask = turn_starts(micro) if by_turn else micro.mask
+            weights = micro.weights[:, None].expand(mask.shape)[mask]
             params = self.algorithm.rl.critic
             limits = (micro.values, params.value_clip or None, params.huber_delta)
-            per_token, values, spread = critic.loss(micro.token_ids, micro.mask, micro.returns, *limits)
-            share = (per_token * weights).sum() / total.tokens
-            returns = micro.returns[micro.mask].double()
+            per_token, values, spread = critic.loss(micro.token_ids, mask, micro.returns, *limits)
+            share = (per_token * weights).sum() / (total.turns if by_turn else total.tokens)
+            returns = micro.returns[mask].double()
             sums = {"loss": share.detach(), "tokens": weights.sum(), "outside": (critic.head.outside(returns) * weights).sum()}
             sums |= {"error": ((values - returns).square() * weights).sum(), "returns": (returns * weights).sum()}
             if spread is not None:

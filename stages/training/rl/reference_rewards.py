@@ -59,10 +59,12 @@ def cut(chain: RewardChain, most: int) -> RewardChain:
 
 
 def own_reward(chain: RewardChain, checks: StyleChecks) -> float:
-    """Mean of content and style of the best of the chain's own references; the content alone without demands on style."""
-    return max(
+    """Mean of content and style of the best of the chain's own references; the content alone without demands on style. 1 for a
+    chain without references, which are then no evidence against it."""
+    rewards = (
         weighed(content_reward(chain, text), style_reward(chain, text, checks), chain, 0.5, 0.5) for text in chain.references
     )
+    return max(rewards, default=1.0)
 
 
 def weighed(content: float, style: float, chain: RewardChain, content_weight: float, style_weight: float) -> float:

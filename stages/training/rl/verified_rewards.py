@@ -137,8 +137,9 @@ class VerifiedRewards:
         answers = [len(self._read(episode).split()) for episode in episodes]
         gold = [gold_quality(self.domain, self.tasks[episode.task_id], episode) for episode in episodes]
         gap = self.monitor.observe(scores, gold)["judge_gap"]
-        if (warning := self.monitor.warning("rl.verifier")) and self.context.main:
-            print(f"{self.context.title}: {warning}", file=sys.stderr)
+        for said in (self.monitor.warning("rl.verifier"), self.monitor.ending("rl.verifier")):
+            if said and self.context.main:
+                print(f"{self.context.title}: {said}", file=sys.stderr)
         return {
             "verifier_gap": gap,
             "verifier_score": statistics.fmean(scores),

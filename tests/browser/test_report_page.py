@@ -241,8 +241,9 @@ def opening_s(browser: Browser, page: Path) -> float:
 
 
 def test_pages_of_the_default_run_open_within_a_second_and_stay_small(browser: Browser, report: Path) -> None:
-    """Contract: below 3 MB and a second each: these pages' size and time, taken to the sizes of the default run's in the committed
-    dvc.lock; the checkout's own may be of another run, or hold kept runs. Figures are laid out only when they come near, and nothing moves then."""
+    """Contract: below 3 MB and a second each: these pages' size and time, taken to the sizes of the default run's in the
+    committed dvc.lock; the checkout's own may be of another run, or hold kept runs. Figures are laid out only when they come
+    near, and nothing moves then."""
     viewer = report.parent / "episodes" / "index.html"
     committed = subprocess.run(["git", "show", "HEAD:dvc.lock"], cwd=ROOT, capture_output=True, check=True, text=True).stdout
     outputs = yaml.safe_load(committed)["stages"]["report"]["outs"]

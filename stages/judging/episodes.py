@@ -54,8 +54,8 @@ def named(found: Mapping[str, float], name: str, section: str) -> float:
     return found[name]
 
 
-def _read_actions(episode: Episode, read: Read | None) -> list[str]:
-    """The actions; under `read`, the last one is what this finds in the last message."""
+def read_actions(episode: Episode, read: Read | None) -> list[str]:
+    """What a judge reads, as actions: under `read`, the last one is what this finds in the last message."""
     if read is None:
         return [turn.action for turn in episode.turns]
     shown = candidate(episode, read)
@@ -64,7 +64,7 @@ def _read_actions(episode: Episode, read: Read | None) -> list[str]:
 
 def perceived_quality(domain: Domain, task: Task, episode: Episode, read: Read | None = None) -> float:
     """The domain's hidden quality of what a judge reads; without one, the return."""
-    return float(domain.quality(task, _read_actions(episode, read))) if hasattr(domain, "quality") else episode.reward
+    return float(domain.quality(task, read_actions(episode, read))) if hasattr(domain, "quality") else episode.reward
 
 
 def attributes(domain: Domain, task: Task, episode: Episode, read: Read | None = None) -> Mapping[str, float]:
@@ -72,7 +72,7 @@ def attributes(domain: Domain, task: Task, episode: Episode, read: Read | None =
     units of WORDS; `modest`, -1 for self-praise; and the domain's own."""
     shown = candidate(episode, read)
     text = shown.answer or " ".join(shown.steps)
-    own = dict(domain.attributes(task, _read_actions(episode, read))) if hasattr(domain, "attributes") else {}
+    own = dict(domain.attributes(task, read_actions(episode, read))) if hasattr(domain, "attributes") else {}
     common = {
         "correct": perceived_quality(domain, task, episode, read),
         "short": -len(text.split()) / WORDS,

@@ -16,7 +16,16 @@ from stages.algorithms.algorithm import Algorithm
 from stages.algorithms.parts.reward import EpisodeRewards
 from stages.environments.protocol import Domain
 from stages.judging.contract import Candidate, Cost, Judge, JudgeError, Question
-from stages.judging.episodes import Read, attributes, candidate, gold_quality, last_message, named, perceived_quality
+from stages.judging.episodes import (
+    Read,
+    attributes,
+    candidate,
+    gold_quality,
+    last_message,
+    named,
+    perceived_quality,
+    read_actions,
+)
 from stages.judging.extraction import reader
 from stages.judging.gap import GapMonitor, group_agreement
 from stages.judging.groups import Group, Scored, score_groups
@@ -123,11 +132,6 @@ class EpisodeJudge:
             raise JudgeError(problem)
         return dict(found)
 
-    def _shown(self, episode: Episode) -> list[str]:
-        """What the judge reads of an episode, as actions."""
-        shown = candidate(episode, self.read)
-        return [*shown.steps, shown.answer]
-
     def _perceived(self, question: Question, one: Candidate) -> float:
         """What a program judge perceives: the gold quality, or by principles the sum of the attributes that they name."""
         if self.params.principles is None:
@@ -174,7 +178,7 @@ class EpisodeJudge:
             self.attributes |= {one.episode_id: attributes(self.domain, task, one, self.read) for one in episodes}
         if self._own_items:
             assert hasattr(self.domain, "checklist")
-            self.checked |= {one.episode_id: self.domain.checklist(task, self._shown(one)) for one in episodes}
+            self.checked |= {one.episode_id: self.domain.checklist(task, read_actions(one, self.read)) for one in episodes}
 
     def _shaped(self, reward: float, episode: Episode) -> float:
         """The reward with the terms in length and end, where the section has them."""

@@ -87,7 +87,7 @@ def divided(folder: Path, runner: str, nodes: int, address: str) -> Sample:
 
 def check(folder: Path, where: str, expected: dict[str, str]) -> None:
     """Let the stage take up the shards. Raises RuntimeError if it writes other bytes than `expected`."""
-    run(stage_command("rollout"), folder)
+    run(stage_command("rollout", DOMAIN), folder)
     if output_hashes(folder, "rollout", DOMAIN) != expected:
         raise RuntimeError(f"{where} wrote other bytes than the stage alone")
 
@@ -111,7 +111,7 @@ def measure(options: Options) -> dict[str, Result]:
     if not runners:
         raise SkippedError("neither extra, `dask` nor `ray`, is installed: pip install -e .[dask,ray]")
     folder = make_checkout(options, options.scratch / "nodes", EDITS)
-    run(stage_command("rollout"), folder)
+    run(stage_command("rollout", DOMAIN), folder)
     expected = output_hashes(folder, "rollout", DOMAIN)
     with prefect_server(options) as settings:
         os.environ.update(settings)

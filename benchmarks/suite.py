@@ -51,6 +51,7 @@ SCENARIOS = {
     "merge": Scenario("merge:measure", repeats=2),
     "sandbox": Scenario("sandbox:measure"),
     "workers": Scenario("workers:measure", repeats=2),
+    "side_by_side": Scenario("side_by_side:measure", repeats=2),
     "nodes": Scenario("nodes:measure", repeats=1),
     "profiles": Scenario("profiles:measure"),
     "scaling_rollouts": Scenario("scaling:rollouts", repeats=3),

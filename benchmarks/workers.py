@@ -1,4 +1,4 @@
-"""workers: seconds of four stages of the default run, shortened, with one worker and with resources.workers.
+"""workers: seconds of four stages of the default run, shortened and alone, with one worker and with resources.workers.
 
 The scenario fails if the outputs differ. The table predicts the speed-up with up to 64 workers by Amdahl's law: a stage that
 takes T(1) with one worker and T(n) with n has the serial share s = (n T(n) / T(1) - 1) / (n - 1), and T(m) = T(1) (s + (1 - s) /
@@ -51,8 +51,7 @@ def make_checkout(options: Options, folder: Path, edits: Mapping[str, Mapping[st
     return folder
 
 
-def stage_command(stage: str) -> list[str]:
-    domain = STAGES[stage]
+def stage_command(stage: str, domain: str | None) -> list[str]:
     return [sys.executable, "-m", f"stages.{stage}", *(["--domain", domain] if domain else [])]
 
 
@@ -67,7 +66,7 @@ def samples_of(options: Options, counts: Sequence[int]) -> dict[int, dict[str, l
         for stage, domain in STAGES.items():
             hashes = {}
             for count in counts if repeat % 2 else reversed(counts):
-                found[count][stage].append(run(stage_command(stage), folders[count])[0])
+                found[count][stage].append(run(stage_command(stage, domain), folders[count])[0])
                 hashes[count] = output_hashes(folders[count], stage, domain)
             if any(other != hashes[counts[0]] for other in hashes.values()):
                 raise RuntimeError(f"the outputs of {stage} differ between {' and '.join(map(str, counts))} workers")

@@ -6,8 +6,10 @@ import importlib.util
 import shutil
 import sqlite3
 import sys
+import time
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -28,12 +30,13 @@ from benchmarks import (
     sandbox,
     scaling,
     search_domain,
+    side_by_side,
     startup,
     tracking,
     train_step,
     workers,
 )
-from benchmarks.measure import Options
+from benchmarks.measure import Options, Sample
 from benchmarks.models import forwarded_per_unit, load, make_model
 from benchmarks.processes import Layout, apart
 from benchmarks.toy import FRAME, ToyChat, text_of
@@ -231,9 +234,34 @@ def test_merges_of_both_sides_agree(options: Options):
 def test_startup_scenarios(options: Options):
     (result,) = startup.stage_help(options).values()
     assert result.summary()["theirs"] == startup.HELP_LIMIT_S
-    for scenario in (startup.noop_repro, startup.noop_lifecycle, workers.measure, nodes.measure):
+    for scenario in (startup.noop_repro, startup.noop_lifecycle, workers.measure, side_by_side.measure, nodes.measure):
         with pytest.raises(startup.SkippedError, match="not a DVC checkout"):
             scenario(Options(options.scratch, options.scratch))
+
+
+def test_side_by_side_runs_the_lifecycles_stages_in_their_order(options: Options, monkeypatch: pytest.MonkeyPatch):
+    """Contract: from rollout to evaluate, each item once, after what it needs; with two workers two at a time."""
+    needs = side_by_side.graph(options.root)
+    assert {item.partition("@")[0] for item in needs} == set(side_by_side.STAGES)
+    assert set(needs["rl@search"]) == {"rollout@search", "annotate@search"}
+    running, done, most = set[str](), list[str](), [0]
+
+    def stage(command: list[str], folder: Path) -> tuple[Sample, str]:
+        item = "@".join(part.removeprefix("stages.") for part in command[2:] if part != "--domain")
+        assert set(needs[item]) <= set(done)
+        running.add(item)
+        most.append(len(running))
+        time.sleep(0.02)
+        running.remove(item)
+        done.append(item)
+        return Sample(1.0, 0.02, 0.0), ""
+
+    monkeypatch.setattr(side_by_side, "run", stage)
+    for jobs in (1, 2):
+        del done[:], most[1:]
+        assert side_by_side.play(needs, options.scratch, jobs).wall > 0.02 * len(needs) / jobs
+        assert sorted(done) == sorted(needs)
+        assert max(most) == jobs
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.futures import wait
 from prefect.task_runners import ThreadPoolTaskRunner
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from flows import arguments, forms
 from flows.experiments import clean_up_on_error, experiment_name, output, results, run_experiment, tree_state
@@ -86,6 +86,16 @@ class Comparison(BaseModel):
     jobs: int | None = Field(
         None, ge=1, le=arguments.MOST_RUNS, description="Experiments at a time; empty: one per core, one on an accelerator."
     )
+
+    @model_validator(mode="after")
+    def _rules(self) -> Comparison:
+        """What the verdicts need, before the first run."""
+        looks, seeds = self.looks, len(self.seeds)
+        if looks and (looks != sorted(set(looks)) or looks[-1] != seeds):
+            raise ValueError(f"looks are growing numbers of seeds, the last of all {seeds}, not {looks}")
+        if self.metric not in SHARES and "margin" not in self.model_fields_set:
+            raise ValueError(f"margin: what difference in {self.metric} is too small to matter?")
+        return self
 
 
 def default_jobs(params: Mapping[str, Any]) -> int:
@@ -255,15 +265,10 @@ def comparison_of(options: Namespace, parser: AnswerParser) -> Comparison:
             parser.error(f"--setting {label}: the model must be one of {', '.join(get_args(Model))}")
         settings[name] = Setting(overrides=overrides, **({"model": model} if model else {}))
     seeds = options.seeds or list(range(options.looks[-1] if options.looks else 5))
-    looks = options.looks or [len(seeds)]
     if len(settings) < 2 or len(seeds) < 2:
         parser.error("a comparison needs at least two settings and two seeds")
-    if looks != sorted(set(looks)) or looks[0] < 2 or len(looks) > 4 or looks[-1] != len(seeds):
-        parser.error(f"--looks are at most four growing numbers of seeds from 2 on, the last of all {len(seeds)}, not {looks}")
     if options.claim and len(settings) != 2:
         parser.error("--claim is about two settings: the second against the first")
-    if options.margin is None and options.metric not in SHARES:
-        parser.error(f"--margin: what difference in {options.metric} is too small to matter?")
     given = {name: getattr(options, name) for name in ("name", "vary", "metric", "looks", "claim", "threshold", "jobs")}
     if options.margin is not None:
         given["margin"] = options.margin

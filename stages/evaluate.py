@@ -17,10 +17,11 @@ from stages import params
 from stages.agent.environment_pool import processes_beside
 from stages.curation.panel import Panel
 from stages.engine.engine import EngineSettings, Sampling
-from stages.environments.registry import open_domain
+from stages.environments.registry import open_domain, returns_of
 from stages.evaluation.panels import EVALUATION_SCHEMA, Job, Outcome, Settings, load_panels, play, unload
 from stages.evaluation.plan import model_folders, plan_jobs
 from stages.evaluation.scorers import played_domains
+from stages.evaluation.settings import check_search
 from stages.evaluation.stored_episodes import FILE as EPISODES
 from stages.evaluation.stored_episodes import write_played
 from stages.evaluation.summary import csv_lines, headline, report
@@ -102,7 +103,8 @@ def run(context: StageContext) -> None:
     if evaluate.split == "test":  # panels of evaluate.transfer choose no settings
         panels |= load_panels(context.data / "transfer", evaluate.transfer, made_by="transfer")
     for domain, panel in panels.items():
-        open_domain(domain, panel.environment)  # fail here, not in a worker, if something is missing
+        # Fail here, not in a worker, if something is missing.
+        check_search(evaluate, domain, returns_of(open_domain(domain, panel.environment)))
 
     # Play: every model on the panels of its domains.
     folders = model_folders(context)

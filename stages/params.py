@@ -31,7 +31,7 @@ from stages.constraints.checks import contradiction
 from stages.curation.settings import Curate
 from stages.curation.thoughts import thought_contradictions
 from stages.evaluation.scorers import variant_domains
-from stages.evaluation.settings import Evaluate, check_attribution, reader_of_histories
+from stages.evaluation.settings import Evaluate, check_attribution, check_search, reader_of_histories
 from stages.merging.contract import MergeError
 from stages.merging.settings import Merge
 from stages.records.sections import params_hash, section_of
@@ -306,9 +306,9 @@ def check_domains(params: Params) -> None:
             limits(rl.horizon, domain.settings.max_turns)
             check_hidden(rl, method.data, domain, params.section("annotate", name))
             check_returns(rl, *returns_of(domain))
-            rl.reannotate.check_returns(*returns_of(domain))
         except ValueError as error:
             raise ParamsError(f"params.yaml: in rl with per_domain.{name}: {error}") from error
+        check_search(params.evaluate, name, returns_of(domain))
         check_trees(params.section("annotate", name), name, domain, list(returns_of(domain)))
     for name in sorted(set(params.per_domain) - set(params.domains)):
         load_domain(name, params.per_domain[name].environment)

@@ -112,13 +112,15 @@ def warm_start_of(rl: Rl, max_length: int | None = None) -> tuple[Composition, R
     method = composition(given.algorithm)
     if method.data not in ("pairs", "paths", "attempts") or given.warm_start:
         raise ParamsError(
-            f"rl.warm_start is training on annotate's trees before rl, which algorithm {given.algorithm} with its own warm_start "
-            f"{given.warm_start} is not; set rl.warm_start.algorithm to tree_bc or step_dpo, and nothing below it to warm_start"
+            f"rl.warm_start is training on annotate's trees or the rollout stage's attempts before rl, which algorithm "
+            f"{given.algorithm} with its own warm_start {given.warm_start} is not; set rl.warm_start.algorithm to tree_bc, "
+            f"step_dpo or rejection_sft, and nothing below it to warm_start"
         )
     if idle := sorted(given.model_fields_set & OF_GROUPS):
+        source = "the rollout stage's attempts" if method.data == "attempts" else "annotate's trees"
         raise ParamsError(
-            f"rl.warm_start.{idle[0]} has no effect: {given.algorithm} learns from annotate's trees, not from groups of played "
-            f"episodes; remove it"
+            f"rl.warm_start.{idle[0]} has no effect: {given.algorithm} learns from {source}, not from groups of played episodes; "
+            f"remove it"
         )
     try:
         method, resolved = resolve_section(given, max_length)

@@ -15,9 +15,11 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 
 from stages.claims import new, verdict
+from stages.claims.code import code_of
 from stages.claims.confirm import confirm
 from stages.claims.cost import cost_of
 from stages.claims.entries import Entry, chosen, entry_of, load_entries
@@ -74,10 +76,12 @@ def judge_again(root: Path, entries: Mapping[str, Entry]) -> None:
 def sessions(root: Path, entries: Mapping[str, Entry], jobs: int) -> Iterator[Session]:
     """A session of each experiment at the commit that is checked out. Raises RunFailedError if code or data differ from it."""
     commit = clean_commit(root)
+    for entry in entries.values():
+        code_of(root, entry.experiment.program)  # now, as it is at this commit: the checkout may change while runs take hours
     for slug, entry in entries.items():
         threads = 1 if jobs > 1 else entry.params["resources"]["threads"]
-        runner = ExperimentRunner(root, commit, threads, workers=jobs, program=entry.experiment.program)
-        yield Session(root, slug, entry.experiment, entry.params, runner, jobs)
+        with closing(ExperimentRunner(root, commit, threads, workers=jobs, program=entry.experiment.program)) as runner:
+            yield Session(root, slug, entry.experiment, entry.params, runner, jobs)
 
 
 @command

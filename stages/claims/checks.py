@@ -14,6 +14,10 @@ from stages.designs.settings import parse_search
 from stages.params import Params, check_domains, parse_params
 from stages.runtime.validation import ParamsError, explain
 
+FEWEST = 4
+"""Seeds of the first look. Runs of either of two outcomes differ alike in all of three pairs in 1 of 32 comparisons of equal
+arms: three times the first look's level."""
+
 
 def _check_control(problem: str, values: Mapping[str, Any], source: str) -> None:
     settings = PROBLEMS[problem].settings
@@ -36,6 +40,22 @@ def _refuse_idle(experiment: Experiment, source: str) -> None:
             raise ParamsError(
                 f"{source}: arm '{arm}' sets {tune.key}, which is tuned and replaced; remove it, or replace tune by untuned, "
                 f"which says why nothing is tuned"
+            )
+    if experiment.lane == "rl":
+        for number, claim in enumerate(experiment.claims, start=1):
+            if claim.metric.startswith(("annotate.", "sft.")):
+                raise ParamsError(
+                    f"{source}: claim {number} is about {claim.metric}, which all runs of an arm in lane rl share with their "
+                    f"start, so that no number of seeds decides it; ask it in an experiment of lane annotate, whose seeds vary it"
+                )
+    if experiment.claims and experiment.looks[0] < FEWEST:
+        raise ParamsError(f"{source}: looks: the first is at {experiment.looks[0]} seeds; bistable runs mislead below {FEWEST}")
+    gate = experiment.gate
+    for arm in [gate.baseline, *(one.arm for one in gate.require)] if gate else []:
+        if experiment.seedless(arm):
+            raise ParamsError(
+                f"{source}: gate names arm '{arm}', which trains nothing and so has one run where the gate needs {gate.runs}; "
+                f"it would never be judged; name an arm that trains"
             )
 
 

@@ -15,6 +15,7 @@ from stages.claims.judging import counted_runs, is_open, looks_of
 from stages.claims.results import Results, cost_in_seconds
 from stages.claims.sequential import forecast
 from stages.claims.tuning import trial_runs
+from stages.control.problems import PROBLEMS
 
 SIMULATIONS = 100
 """Of a forecast of a claim's seeds: about +-0.6 seeds."""
@@ -86,11 +87,13 @@ def _seeds(experiment: Experiment, results: Results, others: Iterable[Results], 
 
 def _seconds(experiment: Experiment, results: Results, others: Iterable[Results]) -> float | None:
     """Mean duration of a run, with the starts that runs made: of this experiment's. Without any, of the others' in its
-    environment, or in any: by their environment steps, if it has a budget."""
+    environment, or in any: by their environment steps, if it has a budget. Runs of lane control, whose steps take a thousandth of
+    a language model's, tell nothing about other lanes, nor these about it."""
     own = list(map(cost_in_seconds, (*results.outcomes.values(), *results.trials.values())))
     if own:
         return fmean(own)
-    found = [(of.environment == experiment.environment, one) for of in others for one in of.outcomes.values()]
+    alike = [of for of in others if (of.environment in PROBLEMS) == (experiment.lane == "control")]
+    found = [(of.environment == experiment.environment, one) for of in alike for one in of.outcomes.values()]
     if experiment.budget is not None:
         found = [(same, one) for same, one in found if one["environment_steps"]]
     timed = [one for same, one in found if same] or [one for _, one in found]

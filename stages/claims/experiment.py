@@ -52,7 +52,7 @@ def is_share(metric: str) -> bool:
     return metric.split(".")[1] in SHARES
 
 
-Seed = Annotated[int, Field(ge=0)]
+Seed = Annotated[int, Field(ge=0, le=900)]  # tuning's are 1000 and above, and no claim is judged by them
 
 
 class Claim(Section):

@@ -11,7 +11,6 @@ leave a git reference per run, of which the board has hundreds. stages/designs/e
 from __future__ import annotations
 
 import csv
-import json
 import shutil
 import threading
 from collections import Counter
@@ -19,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from statistics import fmean
 from typing import Any
 
@@ -32,7 +32,8 @@ from stages.records.episode import read_json, read_rows, write_json
 from stages.records.sections import params_hash
 from stages.runtime.cores import available_cores
 from stages.runtime.git import git
-from stages.runtime.workspace import EvaluationWorkspace, RunFailedError
+from stages.runtime.preloaded import Preloaded
+from stages.runtime.workspace import EvaluationWorkspace, RunFailedError, environment
 
 FOLDER = Path(".bellwether/claims")
 SOURCES = (".dvcignore", "data/base", "data/packages", "data/raw", "stages", "dvc.yaml", "params.yaml")
@@ -44,16 +45,6 @@ COST = ".seconds.json"
 """Of a start whose making no run's outcome has counted yet: the file beside it with its processor seconds."""
 DVC = "from stages.runtime.parent import die_with_parent; die_with_parent(); from dvc.cli import main; raise SystemExit(main())"
 """DVC as a program that ends with its parent, so that a killed `make claims` leaves no process that writes into a workspace."""
-STAGES = """
-import json, runpy, sys
-for sys.argv in json.loads(sys.argv[1]):
-    try:
-        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-    except SystemExit as end:
-        if end.code:
-            raise
-"""
-"""Stages one after another in one process, which imports torch and transformers once."""
 
 
 def clean_commit(root: Path) -> str:
@@ -141,6 +132,27 @@ class ExperimentRunner:
     _locks: dict[Path, threading.Lock] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     """Held while a lock of a folder is looked up."""
+    _idle: dict[bool, SimpleQueue[Preloaded]] = field(default_factory=lambda: {True: SimpleQueue(), False: SimpleQueue()})
+    """Processes that wait for the next run, by whether its model is a folder."""
+
+    def close(self) -> None:
+        """End the processes in which runs were made."""
+        for idle in self._idle.values():
+            while not idle.empty():
+                idle.get().close()
+
+    def _run(self, workspace: EvaluationWorkspace, programs: Sequence[Sequence[str]], values: Mapping[str, Any]) -> float:
+        """Run programs of the workspace one after another in one process; the processor seconds. `values`: params.yaml. Raises
+        RunFailedError."""
+        local = not (values.get("model") or {}).get("path", "").startswith("hub:")
+        try:
+            process = self._idle[local].get_nowait()
+        except Empty:
+            process = Preloaded(environment(self.threads), self.threads, local)
+        try:
+            return workspace.run(programs, process)
+        finally:
+            process.close() if process.ended else self._idle[local].put(process)
 
     def _alone_in(self, folder: Path) -> threading.Lock:
         """What a thread holds while it makes this folder, for which the others wait."""
@@ -259,7 +271,7 @@ class ExperimentRunner:
         settings, result = f"{name}.yaml", f"{name}.result.json"
         workspace.write_settings(values, settings)
         files = ["--settings", settings, "--result", result, "--threads", str(self.threads)]
-        seconds = workspace.python(["-m", MODULES[self.program], *files], self.threads)
+        seconds = self._run(workspace, [[MODULES[self.program], *files]], common)
         found = read_json(workspace.folder / result)
         steps = found.pop("environment_steps")
         missing = sorted(set(metrics if required is None else required) - set(found))
@@ -286,7 +298,7 @@ class ExperimentRunner:
         workspace.write_settings(values)
         report = workspace.folder / "reports" / ("rl" if trains else "annotate") / f"{domain}.json"
         training = [] if report.exists() else [["stages.rl", "--domain", domain]]
-        seconds = workspace.python(["-c", STAGES, json.dumps([*training, ["stages.evaluate"]])], self.threads)
+        seconds = self._run(workspace, [*training, ["stages.evaluate"]], values)
         found = _read_metrics(metrics, workspace.folder, domain, required)
         return Outcome(
             *(found, read_json(report)["environment_steps"], round(seconds, 1), self.commit, self.code),
@@ -304,7 +316,7 @@ class ExperimentRunner:
         workspace.create(lambda new: new.copy_of(start))
         workspace.write_settings(values)
         merge = [] if set(values["evaluate"]["models"]) <= UNTRAINED else [["stages.merge"]]
-        seconds = workspace.python(["-c", STAGES, json.dumps([*merge, ["stages.evaluate"]])], self.threads)
+        seconds = self._run(workspace, [*merge, ["stages.evaluate"]], values)
         found = _read_metrics(metrics, workspace.folder, "+".join(values["domains"]), required)
         rows = [
             {**row, **{name: f"{row['domain']}:{row[name]}" for name in ("task_id", "cluster")}}

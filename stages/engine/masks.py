@@ -19,7 +19,7 @@ class TokenMask(Protocol):
     """Whether log-probabilities are those of the masked distribution, else of the distribution without the mask."""
 
     def allowed(self) -> np.ndarray | None:
-        """Which tokens may come next, [V] bool with at least one True; None: all. Does not change the mask."""
+        """Which of the tokenizer's tokens may come next, bool with at least one True; None: all. Does not change the mask."""
         ...
 
     def append(self, token: int) -> None:
@@ -41,6 +41,8 @@ def masked(logits: Tensor, masks: Sequence[TokenMask | None], temperature: Tenso
         allowed = mask.allowed() if mask is not None else None
         if allowed is None:
             continue
+        # A tokenizer may have tokens for which the model has no row: that of Gemma 3 has one for images.
+        allowed = allowed[: logits.shape[-1]]
         count = int(allowed.sum())
         if not count:
             raise ValueError("a mask allows no token at all")

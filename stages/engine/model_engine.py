@@ -134,8 +134,6 @@ class ModelEngine:
 
     @spans.span("engine")
     def advance(self, pause: Pause | None = None) -> list[Turn]:
-        if self.model.training:
-            self.model.eval()
         with torch.inference_mode():
             while self._queue and not self._finished:
                 if self._play(self._queue[0], pause):
@@ -162,8 +160,6 @@ class ModelEngine:
 
     def read(self, sessions: Sequence[int]) -> list[np.ndarray]:
         """The hidden state after the last token of each idle session, [D] float32 each."""
-        if self.model.training:
-            self.model.eval()
         with torch.inference_mode():
             states = [self._feed(idle(self._sessions, session)) for session in sessions]
         return [state.float().cpu().numpy() for state in states]
@@ -183,6 +179,8 @@ class ModelEngine:
 
     def _feed(self, session: _Session) -> Tensor:
         """The hidden state [D] after the session's last token."""
+        if self.model.training:
+            self.model.eval()
         new = len(session.tokens) - session.cached
         if new or session.state is None:
             self._counters["forward_passes"] += 1

@@ -287,6 +287,7 @@ class TorchEngine:
 
     def _fill(self, first: int) -> None:
         """Feed session `first`, and other idle ones that hold or can take a free slot, up to their last token."""
+        self._evaluating()
         with torch.inference_mode(), self.table.guarded():
             if not self.table.place(self._sessions[first]):
                 return

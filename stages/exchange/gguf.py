@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stages.agent.chat import Chat
 from stages.agent.policy import PolicyError, policy_hash, write_folder
 from stages.runtime.files import atomic_text
 
@@ -79,11 +80,22 @@ def chat_template(tokenizer: Any) -> tuple[str, str]:
     raise PolicyError(f"the tokenizer has no turn markers; known are {known}")
 
 
+def end_ids(tokenizer: Any, file: Path) -> int | list[int]:
+    """The tokens that end a generation: the end of a turn in the chat template and, where that is another, the tokenizer's end of
+    sequence. Raises PolicyError for a template that can't be used."""
+    try:
+        ends = sorted({Chat(tokenizer).end_of_turn, tokenizer.eos_token_id} - {None})
+    except ValueError as error:
+        raise PolicyError(f"{file}: {error}") from error
+    return ends[0] if len(ends) == 1 else ends
+
+
 def write_gguf(file: Path, target: Path) -> None:
     """Write the model in `file` as a float32 `save_pretrained` folder. A model without a chat template gets one, and the token
-    that ends a turn as its end of sequence.
+    that ends a turn as its end of sequence; of one with a template, that token ends generation, too.
 
-    Raises FileExistsError if `target` exists, PolicyError for a file that is missing or that transformers can't read.
+    Raises FileExistsError if `target` exists, PolicyError for a file that is missing or that transformers can't read, or whose
+    chat template can't be used.
     """
     import torch
     import transformers
@@ -110,8 +122,9 @@ def write_gguf(file: Path, target: Path) -> None:
     model.hf_quantizer = None
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
+    ends = end_ids(tokenizer, file)
     for config in (model.config, model.generation_config):
-        config.eos_token_id = tokenizer.eos_token_id
+        config.eos_token_id = ends
     write_folder(target, tokenizer, lambda partial: model.save_pretrained(partial))
     with file.open("rb") as handle:
         digest = hashlib.file_digest(handle, "sha256").hexdigest()

@@ -46,9 +46,9 @@ class Rule:
     margin: float
 
 
-def task_table(comparison: Mapping[str, Any], setting: str, files: Sequence[Path]) -> tuple[list[str], np.ndarray]:
-    """(each task's cluster [T], the metric's mean over each task's attempts [runs, T]). Raises StatisticsError if the runs played
-    different tasks."""
+def task_table(comparison: Mapping[str, Any], setting: str, files: Sequence[Path]) -> tuple[list[str], np.ndarray] | None:
+    """(each task's cluster [T], the metric's mean over each task's attempts [runs, T]); None if the runs played different tasks,
+    as where `seed` varies and a domain without a file in data/raw draws its panel by it."""
     model, metric = comparison["settings"][setting]["model"], comparison["metric"]
     runs = []
     for file in files:
@@ -58,16 +58,23 @@ def task_table(comparison: Mapping[str, Any], setting: str, files: Sequence[Path
                 values.setdefault((row["domain"], row["cluster"], row["task_id"]), []).append(float(row[metric]))
         runs.append({key: sum(of) / len(of) for key, of in sorted(values.items())})
     if any(run.keys() != runs[0].keys() for run in runs):
-        raise StatisticsError(f"the runs of setting {setting} played different tasks")
+        return None
     return [f"{domain} {cluster}" for domain, cluster, _ in runs[0]], np.array([list(run.values()) for run in runs])
 
 
-def sample_of(comparison: Mapping[str, Any], setting: str, files: Sequence[Path], count: int) -> Sample:
-    """The setting's first `count` runs: by clusters of tasks if there are rows, else their means over the domains."""
-    if files:
-        clusters, values = task_table(comparison, setting, files[:count])
-        return Sample.of_tasks(values, clusters)
-    return Sample(np.asarray(comparison["scores"][setting][:count], dtype=np.float64).mean(axis=1))
+def samples_of(
+    comparison: Mapping[str, Any], rows: Mapping[str, Sequence[Path]], pair: tuple[str, str], count: int
+) -> tuple[Sample, Sample]:
+    """The first `count` runs of both settings: by clusters of tasks if there are rows and all these runs played the same tasks,
+    else their means over the domains."""
+    complete = all(len(rows.get(one, ())) >= count for one in pair)
+    tables = [task_table(comparison, one, rows[one][:count]) for one in pair] if complete else []
+    found = [table for table in tables if table is not None]
+    if len(found) == len(pair) and found[0][0] == found[1][0]:
+        a, b = (Sample.of_tasks(values, clusters) for clusters, values in found)
+    else:
+        a, b = (Sample(np.asarray(comparison["scores"][one][:count], dtype=np.float64).mean(axis=1)) for one in pair)
+    return a, b
 
 
 def verdicts_of(comparison: Mapping[str, Any], rows: Mapping[str, Sequence[Path]]) -> dict[str, dict[str, Any]]:
@@ -79,9 +86,7 @@ def verdicts_of(comparison: Mapping[str, Any], rows: Mapping[str, Sequence[Path]
     found = {}
     for name in others:
         count = min(len(comparison["scores"][one]) for one in (name, first))
-        complete = all(len(rows.get(one, ())) >= count for one in (name, first))
-        samples = [sample_of(comparison, one, rows[one] if complete else (), count) for one in (name, first)]
-        taken = [look_entry(look) for look in judge(looks, *samples, rule)]
+        taken = [look_entry(look) for look in judge(looks, *samples_of(comparison, rows, (name, first), count), rule)]
         last = taken[-1] if taken else {"effect": "undecided", "verdict": "undecided"}
         found[name] = {"looks": taken, "effect": last["effect"], "verdict": last["verdict"]}
     return found

@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from stages.runtime.files import atomic_text
+from stages.runtime.preloaded import Preloaded, PreloadedError
 
 PARAMS = "params.yaml"
 LOG = "run.log"
@@ -131,7 +132,21 @@ class EvaluationWorkspace:
                 raise
         child.returncode = os.waitstatus_to_exitcode(status)
         if child.returncode:
-            tail = path.read_text(encoding="utf-8", errors="replace")[-TAIL:]
-            shown = " ".join(arguments[2:] if arguments[0] == "-c" else arguments)
-            raise RunFailedError(f"'{shown}' in {self.folder} failed (exit code {child.returncode}):\n{tail}")
+            raise self._failure(" ".join(arguments[2:] if arguments[0] == "-c" else arguments), child.returncode)
         return usage.ru_utime + usage.ru_stime
+
+    def run(self, programs: Sequence[Sequence[str]], process: Preloaded) -> float:
+        """Run programs of the workspace (a module and its arguments each) one after another in a fork of `process`; otherwise as
+        `python`."""
+        command = "; ".join(map(" ".join, programs))
+        try:
+            code, seconds = process.run(self.folder, programs, self.folder / LOG)
+        except PreloadedError as error:
+            raise RunFailedError(f"'{command}' in {self.folder} failed: {error}") from error
+        if code:
+            raise self._failure(command, code)
+        return seconds
+
+    def _failure(self, command: str, code: int) -> RunFailedError:
+        tail = (self.folder / LOG).read_text(encoding="utf-8", errors="replace")[-TAIL:]
+        return RunFailedError(f"'{command}' in {self.folder} failed (exit code {code}):\n{tail}")

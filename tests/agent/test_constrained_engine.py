@@ -99,6 +99,21 @@ def test_masked_softmax():
     assert (float(left[1]), forced.tolist()) == (0.0, [False, False])
 
 
+def test_masks_of_more_tokens_than_the_model_has():
+    """Contract: tokens without a row in the model are never drawn; Gemma 3's tokenizer has one more than the model."""
+
+    class Mask:
+        renormalise = True
+
+        def allowed(self) -> np.ndarray:
+            return np.array([False, True, False, True])
+
+        def append(self, token: int) -> None: ...
+
+    result, _, forced = masked(torch.zeros(1, 3), [Mask()], torch.ones(1).double())
+    assert (result[0].isfinite().tolist(), forced.tolist()) == ([False, True, False], [True])
+
+
 def test_kept_sets_as_what_they_leave_out():
     few, many = np.array([1, 3], dtype=np.int32), np.array([0, 1, 2, 4, 5], dtype=np.int32)
     assert compact(few, 6).tolist() == [1, 3]

@@ -186,6 +186,8 @@ def test_grpo_with_explicit_parts_equals_lite_ppo() -> None:
         ({"algorithm": "grpo", "sampling": {"temperature": 0.0}}, "set it above 0"),
         ({"algorithm": "reinforce", "epochs": 2}, "does not correct"),
         ({"algorithm": "grpo", "preference": {"beta": 0.1}}, "learns from episodes"),
+        ({"algorithm": "tree_bc", "preference": {"beta": 0.1}}, "learns from correct tree paths; set it to null, or algorithm"),
+        ({"algorithm": "b_coder", "preference": {"beta": 0.1}}, "learns from an offline dataset; set it to null, or algorithm"),
         ({"algorithm": "dpo", "advantage": {"mean": "group"}}, "preference pairs"),
         ({"algorithm": "dpo", "preference": {"gamma": 0.5}}, "simpo"),
         ({"algorithm": "grpo", "reward": {"tool_bonus_cap": -0.5}}, "tool_bonus above 0"),

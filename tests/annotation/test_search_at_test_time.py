@@ -13,6 +13,8 @@ from stages.annotation.settings import Annotate
 from stages.annotation.tree import Edge, Tree
 from stages.claims.known_tree import ARMS, DEPTH, Actions, Chat, FakeEngine, Pool, pay, task, value
 from stages.evaluation.settings import TreeSearch
+from stages.params import check_domains, parse_params
+from stages.runtime.validation import ParamsError
 
 
 def played_worlds(searches: int, worlds: range, **params: int) -> list[tuple[Actions, Tree]]:
@@ -88,3 +90,16 @@ def test_the_best_child_has_the_best_end_then_the_highest_value_then_came_first(
 def test_bad_settings_are_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TreeSearch.model_validate(changes)
+
+
+def test_returns_of_the_search_are_the_domains() -> None:
+    """Contract: where episodes return [-6, 0], a search that takes 1 for the highest return would never know the best one."""
+    wordle = {"environment": {"reward": "lmrl"}, "annotate": {"returns": [-6.0, 0.0]}}
+
+    def checked(**evaluate: object) -> None:
+        check_domains(parse_params({"domains": ["wordle"], "per_domain": {"wordle": wordle}, "evaluate": evaluate}))
+
+    checked(models=["sft"])
+    checked(models=["sft+search"], search={"returns": [-6.0, 0.0]})
+    with pytest.raises(ParamsError, match=r"search\.returns is \[0\.0, 1\.0\], and episodes of wordle return \[-6\.0, 0\.0\]"):
+        checked(models=["sft+search"])

@@ -330,7 +330,8 @@ def test_stage_times_are_those_of_the_last_finished_run(tmp_path):
             "INSERT INTO tags VALUES ('b', 'git.commit', 'abc'), ('b', 'dvc.state', 'ran'), ('e', 'dvc.state', 'cached')"
         )
         store.executemany(
-            "INSERT INTO latest_metrics VALUES (?, ?, ?)", [("b", "engine/sampled_tokens", 10), ("b", "engine/fed_tokens", 25)]
+            "INSERT INTO latest_metrics VALUES (?, ?, ?)",
+            [("b", "speed/sampled_tokens_per_s", 10), ("b", "speed/fed_tokens_per_s", 25)],
         )
     assert lifecycle.recorded(tmp_path) == {
         "seconds": {"rollout@search": 4.5},

@@ -240,6 +240,16 @@ def test_cost_before_and_after_the_runs(tmp_path: Path) -> None:
     assert done.line(one, 2) == "nothing to run; 1 claims, 0 open"
 
 
+def test_runs_of_lane_control_time_no_other_lane(tmp_path: Path) -> None:
+    """Contract: where nothing comparable was timed, the time is unknown, not that of runs without a language model."""
+    one = experiment(tmp_path)
+    quick = {"reach/0": {"environment_steps": 500, "seconds": 0.5, "key": "", "metrics": {}}}
+    control = Results(outcomes=quick, environment="reach")
+    assert cost_of(one, PARAMS, Results(), [control]).seconds is None
+    shop = Results(outcomes={"x/0": {**quick["reach/0"], "seconds": 30.0}}, environment="shop")
+    assert cost_of(one, PARAMS, Results(), [control, shop]).seconds == pytest.approx(16 * 60.0)
+
+
 def test_cost_of_an_open_comparison_follows_its_scatter(tmp_path: Path) -> None:
     """Contract: expected seeds follow from the spread of the differences so far, between the next look and the last."""
     one = experiment(tmp_path)

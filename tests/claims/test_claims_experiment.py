@@ -19,6 +19,7 @@ from stages.claims.experiment import FOLDER, Experiment, load_experiment, slugs
 from stages.claims.plan import planned_runs
 from stages.claims.results import Results
 from stages.claims.session import drop_outdated
+from stages.claims.tuning import FIRST_SEED
 from stages.params import ROOT, load_params
 from stages.records.sections import params_hash
 from stages.reporting.board.rows import saved_results
@@ -80,6 +81,38 @@ def test_arms_and_seeds_share_the_starting_policy() -> None:
     with pytest.raises(ParamsError, match=r"(?s)arm 'b' and arm 'a' differ in sft.*start: own"):
         check_experiment(experiment(arms=differing, claims=claims), PARAMS, "x.yaml")
     check_experiment(experiment(arms=differing, claims=claims, start="own"), PARAMS, "x.yaml")
+
+
+def test_a_gate_that_could_never_be_judged_is_refused() -> None:
+    """Contract: an arm that trains nothing has one run, so the gate would wait for others while verdicts are given."""
+    arms = {"rloo": {}, "grpo": {"rl": {"epochs": 2}}, "start": {"evaluate": {"models": ["sft"]}}}
+    require = [{"arm": "start", "metric": "panel.turns", "range": [1, 5]}]
+    for gate in ({"baseline": "start"}, {"baseline": "grpo", "require": require}):
+        with pytest.raises(ParamsError, match=r"x\.yaml: gate names arm 'start', which trains nothing"):
+            check_experiment(experiment(arms=arms, gate=gate, ungated=None), PARAMS, "x.yaml")
+    check_experiment(experiment(arms=arms, gate={"baseline": "grpo"}, ungated=None), PARAMS, "x.yaml")
+
+
+def test_a_claim_whose_metric_no_seed_changes_is_refused() -> None:
+    """Contract: runs of lane rl share one start, whose reports are the same with every seed: differences do not scatter, and no
+    look could decide."""
+    for metric in ("annotate.judge_model.held_out.accuracy", "sft.control.agreement_after"):
+        claims = [{**SPEC["claims"][0], "metric": metric, "margin": 0.02}]
+        with pytest.raises(ParamsError, match=rf"x\.yaml: claim 1 is about {metric}, which all runs of an arm in lane rl share"):
+            check_experiment(experiment(claims=claims), PARAMS, "x.yaml")
+
+
+def test_first_looks_below_four_seeds_are_refused() -> None:
+    with pytest.raises(ParamsError, match="the first is at 3 seeds"):
+        check_experiment(experiment(looks=[3, 8]), PARAMS, "x.yaml")
+    check_experiment(experiment(looks=[4, 8]), PARAMS, "x.yaml")
+
+
+def test_claims_are_not_judged_by_tuning_seeds() -> None:
+    claim = {**SPEC["claims"][0], "exploratory": True}
+    assert max(experiment(claims=[{**claim, "fresh_from": 900}]).seeds) < FIRST_SEED
+    with pytest.raises(ValidationError, match="fresh_from"):
+        experiment(claims=[{**claim, "fresh_from": FIRST_SEED - 5}])
 
 
 def test_invalid_override_error_names_the_arm() -> None:

@@ -40,7 +40,7 @@ class CopyingRunner(ExperimentRunner):
 
 
 def test_run_without_a_required_metric_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(EvaluationWorkspace, "python", lambda *arguments: 1.25)
+    monkeypatch.setattr(ExperimentRunner, "_run", lambda *arguments: 1.25)
     runner, values = CopyingRunner(tmp_path, "c" * 40), {"domains": ["search"]}
     metrics = ["panel.success", "report.recovered.accuracy"]
     found = runner.train_and_evaluate("one", values, metrics, required=["panel.success"])
@@ -74,6 +74,7 @@ class StartingRunner(ExperimentRunner):
 def test_making_a_start_counts_once_also_in_a_later_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Contract: the board's cost of an experiment includes its starts, however often it was interrupted."""
     monkeypatch.setattr(EvaluationWorkspace, "python", lambda *arguments: 7.5)
+    monkeypatch.setattr(ExperimentRunner, "_run", lambda *arguments: 1.25)
     values = {"domains": ["search"], "per_domain": {"search": {}}, "resources": {}, "model": {"path": "hub:base"}}
     StartingRunner(tmp_path, "c" * 40).start(values)  # of a session that was killed before its first run was stored
     later = StartingRunner(tmp_path, "c" * 40)
@@ -190,13 +191,14 @@ def test_a_run_of_lane_control_finds_its_advisers_model(tmp_path: Path, monkeypa
     monkeypatch.setattr(runner, "_shared_workspace", lambda common: workspace)
     monkeypatch.setattr(ExperimentRunner, "code", "0" * 16)
 
-    def play(own: EvaluationWorkspace, command: list[str], threads: int) -> float:
+    def play(runner: ExperimentRunner, own: EvaluationWorkspace, programs: list[list[str]], values: Any) -> float:
+        (command,) = programs
         assert (own.folder / "data/pretrained/m/config.json").exists()
         result = own.folder / command[command.index("--result") + 1]
         result.write_text('{"environment_steps": 3, "control.return": 2.0}')
         return 1.25
 
-    monkeypatch.setattr(EvaluationWorkspace, "python", play)
+    monkeypatch.setattr(ExperimentRunner, "_run", play)
     advised = {"decision": {"kind": "model", "model": "data/pretrained/m"}}
     assert runner.measure("run", advised, {}, ["control.return"]).metrics == {"control.return": 2.0}
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
-from rloo_experiment import PARAMS, write
+from rloo_experiment import CHOICE, PARAMS, experiment, write
 
 from stages.claims import __main__ as command
 from stages.claims.arms import run_values
-from stages.claims.entries import chosen, load_entries, with_profile
-from stages.claims.experiment import peers, profiles
+from stages.claims.code import code_of
+from stages.claims.entries import Entry, chosen, load_entries, with_profile
+from stages.claims.experiment import Experiment, peers, profiles
 from stages.params import ROOT, load_params
 from stages.runtime.validation import ParamsError
 
@@ -75,3 +78,23 @@ def test_targets_are_the_stages_of_the_chosen_experiments(
     monkeypatch.setattr(sys, "argv", ["claim", "--targets", "--profile", "large"])
     assert command.main() == 0
     assert capsys.readouterr().out.split() == [f"reports/claims/dvc.yaml:claim@{name}" for name in ("c", "d")]
+
+
+def test_results_name_the_code_of_the_commit_that_made_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: what changes in the checkout while earlier experiments run is not in the hash of later ones, whose workspaces are
+    of the commit at which the command started."""
+    root = tmp_path / "checkout"
+    (root / "stages").mkdir(parents=True)
+    (root / "stages" / "rl.py").write_text("first")
+    (root / "stages" / "merge.py").write_text("first")
+    stages = {name: {"cmd": name, "deps": [f"stages/{name}.py"]} for name in ("rl", "merge")}
+    (root / "dvc.yaml").write_text(json.dumps({"stages": stages}))
+    shutil.copytree(root, tmp_path / "before")
+    monkeypatch.setattr(command, "clean_commit", lambda root: "c" * 40)
+    one, other = experiment(), Experiment.model_validate(CHOICE)
+    made = command.sessions(root, {"rl": Entry(one, PARAMS), "annotate": Entry(other, PARAMS)}, jobs=1)
+    first = next(made)
+    (root / "stages" / "rl.py").write_text("second")
+    (second,) = made
+    assert first.runner.code == code_of(tmp_path / "before", "rl")
+    assert second.runner.code == code_of(tmp_path / "before", "annotate")

@@ -136,8 +136,9 @@ def test_label_run_uses_the_shared_workspace(tmp_path: Path, monkeypatch: pytest
         started.append(values)
         return EvaluationWorkspace(tmp_path)
 
-    def run(workspace: EvaluationWorkspace, arguments: list[str], threads: int) -> float:
-        commands.append(arguments[:2])
+    def run(runner: ExperimentRunner, workspace: EvaluationWorkspace, programs: list[list[str]], values: Any) -> float:
+        (arguments,) = programs
+        commands.append(arguments[:1])
         folder = workspace.folder
         settings = yaml.safe_load((folder / arguments[arguments.index("--settings") + 1]).read_text(encoding="utf-8"))
         assert settings["annotate"]["selection"]["rule"] == "flat"
@@ -145,10 +146,10 @@ def test_label_run_uses_the_shared_workspace(tmp_path: Path, monkeypatch: pytest
         return 1.5
 
     monkeypatch.setattr(ExperimentRunner, "start", start)
-    monkeypatch.setattr(EvaluationWorkspace, "python", run)
+    monkeypatch.setattr(ExperimentRunner, "_run", run)
     values, common = run_values(experiment, "flat", 1, params), common_values(experiment, params)
     monkeypatch.setattr(ExperimentRunner, "code", "")
     found = ExperimentRunner(tmp_path, "c" * 40, program="labels").measure("run", values, common, metrics_of(experiment))
     assert started == [common]
-    assert commands == [["-m", "stages.claims.mcts_labels"]]
+    assert commands == [["stages.claims.mcts_labels"]]
     assert (found.metrics, found.environment_steps, found.commit) == (metrics, 7, "c" * 40)

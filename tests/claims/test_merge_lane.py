@@ -217,12 +217,12 @@ def test_success_is_the_mean_over_domains(tmp_path: Path, monkeypatch: pytest.Mo
     """Contract: tasks and clusters of different domains are different; where nothing merged plays, nothing is merged."""
     ran: list[str] = []
 
-    def python(workspace: EvaluationWorkspace, arguments: list[str], threads: int) -> float:
-        ran.extend(command[0] for command in json.loads(arguments[2]))
+    def run(runner: ExperimentRunner, workspace: EvaluationWorkspace, programs: list[list[str]], values: Any) -> float:
+        ran.extend(program[0] for program in programs)
         made_rows(workspace, ["textworld", "search"])
         return 2.5
 
-    monkeypatch.setattr(EvaluationWorkspace, "python", python)
+    monkeypatch.setattr(ExperimentRunner, "_run", run)
     values = run_values(Experiment.model_validate(MERGES), arm, 0, PARAMS)
     outcome = MadeRunner(tmp_path, "c" * 40, program="merge").merge_and_evaluate("one", values, ["panel.success"])
     assert ran == stages
@@ -236,13 +236,16 @@ def test_a_start_is_paid_by_the_first_of_its_runs(tmp_path: Path, monkeypatch: p
     """Contract: what an experiment costs includes its starts, each once."""
 
     def python(workspace: EvaluationWorkspace, arguments: list[str], threads: int) -> float:
-        if arguments[1] == DVC:
-            (workspace.folder / ".dvc").mkdir()
-            return 31.26
+        assert arguments[1] == DVC
+        (workspace.folder / ".dvc").mkdir()
+        return 31.26
+
+    def run(runner: ExperimentRunner, workspace: EvaluationWorkspace, programs: list[list[str]], values: Any) -> float:
         made_rows(workspace, ["textworld", "search"])
         return 2.5
 
     monkeypatch.setattr(EvaluationWorkspace, "python", python)
+    monkeypatch.setattr(ExperimentRunner, "_run", run)
     monkeypatch.setattr(ExperimentRunner, "folder", tmp_path)
     monkeypatch.setattr(ExperimentRunner, "code", "")
     for name in ("_check_out", "_link_model"):
@@ -258,11 +261,11 @@ def test_a_start_is_paid_by_the_first_of_its_runs(tmp_path: Path, monkeypatch: p
 def test_panels_of_unequal_size_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Contract: verdicts pool tasks, so that the mean over domains would be another number."""
 
-    def unequal(workspace: EvaluationWorkspace, arguments: list[str], threads: int) -> float:
+    def unequal(runner: ExperimentRunner, workspace: EvaluationWorkspace, programs: list[list[str]], values: Any) -> float:
         made_rows(workspace, ["textworld", "search", "search"])
         return 2.5
 
-    monkeypatch.setattr(EvaluationWorkspace, "python", unequal)
+    monkeypatch.setattr(ExperimentRunner, "_run", unequal)
     values = run_values(Experiment.model_validate(MERGES), "sft", 0, PARAMS)
     with pytest.raises(RunFailedError, match=r"'textworld': 1, 'search': 2"):
         MadeRunner(tmp_path, "c" * 40, program="merge").merge_and_evaluate("one", values, ["panel.success"])

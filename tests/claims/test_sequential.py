@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from stages.claims.checks import FEWEST
 from stages.claims.inference import Estimate, Sample, compare
 from stages.claims.sequential import (
     ALPHA,
@@ -248,6 +249,15 @@ def test_false_verdicts_are_at_most_the_nominal_share(name: str, looks: list[int
     comparisons are exceeded with a probability of 0.1 % if it is 5 %."""
     a, b, by_cluster = NO_EFFECT[name]
     assert share(ends(looks, a, b, by_cluster=by_cluster), "better", "worse") <= at_most(ALPHA, TRIALS)
+
+
+def test_false_verdicts_without_panels_from_the_fewest_seeds_on() -> None:
+    """Contract: metrics without a value per task, whose runs scatter by hardly more than their two outcomes, too, from the
+    smallest first look on that experiments may have."""
+    rng = np.random.default_rng(1)
+    runs = bistable(rng, (2, TRIALS, 12)) + rng.normal(0.0, 1.2, (2, TRIALS, 12))
+    looks = [judge([FEWEST, 8, 12], Sample(a), Sample(b), Rule("superiority"))[-1] for a, b in zip(*runs, strict=True)]
+    assert share(looks, "better", "worse") <= at_most(ALPHA, TRIALS)
 
 
 @pytest.mark.slow

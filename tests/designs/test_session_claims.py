@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -75,12 +76,17 @@ def test_experiment_arms_share_a_start_and_a_table(tmp_path: Path, monkeypatch: 
 
     def run(workspace: EvaluationWorkspace, arguments: list[str], threads: int) -> float:
         commands.append(arguments[2:3])
-        if "--result" in arguments:
-            write_json(workspace.folder / arguments[arguments.index("--result") + 1], {**numbers, "environment_steps": 0})
+        return 1.5
+
+    def play(runner: ExperimentRunner, workspace: EvaluationWorkspace, programs: list[list[str]], values: Any) -> float:
+        (arguments,) = programs
+        commands.append(arguments[1:2])
+        write_json(workspace.folder / arguments[arguments.index("--result") + 1], {**numbers, "environment_steps": 0})
         return 1.5
 
     monkeypatch.setattr(ExperimentRunner, "start", lambda self, values: EvaluationWorkspace(tmp_path))
     monkeypatch.setattr(EvaluationWorkspace, "python", run)
+    monkeypatch.setattr(ExperimentRunner, "_run", play)
     values = {**run_values(experiment, "random", 1, params)}
     monkeypatch.setattr(ExperimentRunner, "code", "")
     found = ExperimentRunner(tmp_path, "c" * 40, program="designs").measure("run", values, common, metrics_of(experiment))

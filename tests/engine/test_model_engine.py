@@ -92,6 +92,22 @@ def test_forks_and_snapshots_sample_like_the_original(engine: ModelEngine) -> No
     assert isinstance(engine, Engine)
 
 
+@pytest.mark.parametrize("kind", [ModelEngine, TorchEngine])
+def test_forks_of_a_model_in_training_have_no_dropout(kind: Any) -> None:
+    """Contract: the engine puts the model in evaluation mode, also where a fork is the first to compute."""
+    model = make("gpt2")
+    played = []
+    for training in (False, True):
+        engine = kind(model, [], max_length=64)
+        root = engine.open(random_tokens(0, 40))
+        model.train(training)
+        (session,) = engine.fork(root, 1)
+        engine.request(session, 7, Sampling(max_tokens=8))
+        (turn,) = engine.advance()
+        played.append((turn.token_ids, turn.logprobs))
+    assert played[0] == played[1]
+
+
 def test_fed_tokens_are_counted_wherever_they_are_fed(engine: ModelEngine) -> None:
     """Contract: `fed_tokens` are those of prompts and observations, each once: also of a prompt that is fed for its forks or is
     only read."""

@@ -16,7 +16,7 @@ from stages.environments.bank import BankDomain, BankSettings
 from stages.environments.bank import domain as bank_domain
 from stages.environments.bank.environment import INSTRUCTIONS
 from stages.environments.bank.source import DOCUMENTS as DOCUMENTS_FILE
-from stages.environments.bank.source import INSIDE, document_lines, plain, read_documents
+from stages.environments.bank.source import INSIDE, document_lines, plain, read_documents, read_wheel
 from stages.environments.pages.environment import NO_HIT, USAGE
 from stages.environments.pages.world import Page
 from stages.params import check_domains, parse_params
@@ -97,6 +97,24 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     done = imported(tmp_path / "other.whl", tmp_path / "bank")
     assert done.returncode == 2
     assert "is not a wheel with tau2's domain banking_knowledge" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("documents", "requests"), [(DOCUMENTS, [{"id": "task_001"}]), ([{"id": "doc_a"}], REQUESTS), (DOCUMENTS, ["task_001"])]
+)
+def test_requests_and_documents_of_another_layout_are_refused(tmp_path: Path, documents: list[Any], requests: list[Any]) -> None:
+    """Contract: what a later version of the package may hold gives a message, not a traceback."""
+    path = tmp_path / "renamed.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(f"{INSIDE}documents.json.gz", gzip.compress(json.dumps(documents).encode()))
+        archive.writestr(f"{INSIDE}tasks.json", json.dumps(requests))
+    with pytest.raises(ValueError, match=r"renamed\.whl is not a wheel with tau2's domain banking_knowledge"):
+        read_wheel(path)
+
+
+def test_a_renamed_wheel_is_read(wheel: Path) -> None:
+    _, records_of_it, source = read_wheel(wheel.rename(wheel.with_name("renamed.whl")))
+    assert (len(records_of_it), source["package"], source["version"]) == (2, "renamed", "")
 
 
 def test_without_the_import_the_message_says_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

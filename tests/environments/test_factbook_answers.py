@@ -9,7 +9,7 @@ import pytest
 from factbook_books import BOOKS, PROFILES, question
 
 from stages.environments.factbook.book import Book
-from stages.environments.factbook.facts import FACTS, canonical, same_answer, value, written
+from stages.environments.factbook.facts import FACTS, also_right, canonical, same_answer, value, written
 from stages.environments.factbook.profiles import PAGES, Profile
 from stages.environments.factbook.questions import Question, solve
 from stages.environments.pages.index import PageIndex
@@ -88,6 +88,55 @@ def test_superlative_by_hand() -> None:
 def test_questions_without_one_answer_are_refused(asked: Question, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         solve(asked, BOOKS["train"])
+
+
+PAGES_OF_LISTS = {
+    "tie": {"Exports - partners": "Croatia 22.7%, Serbia 22.7%, Slovenia 7.8% (2012 est.)"},
+    "others": {"Ethnic groups": "Chhettri 16.6%, Magar (Nepal) 7.1%, other 29.6% (2011 est.)"},
+    "range": {"Ethnic groups": "Turkish 70-75%, Kurdish 18%, other minorities 7-12% (2008 est.)"},
+    "at least": {"Ethnic groups": "Bengali at least 98%, ethnic groups 1.1%"},
+    "not first": {"Ethnic groups": "Kuwaiti 31.3%, other Arab 27.9%, Asian 37.8%, African 1.9%"},
+    "no share": {"Ethnic groups": "over 200 African ethnic groups of which the majority are Bantu, about 45% of the population"},
+    "two names": {"Nationality": "noun: Saudi(s); adjective: Saudi or Saudi Arabian"},
+    "no adjective": {"Nationality": "noun: none; adjective: none"},
+    "two capitals": {"Capital": "name: La Paz (administrative capital); Sucre (constitutional capital)"},
+}
+
+
+@pytest.mark.parametrize(
+    ("pages", "fact", "answer", "also"),
+    [
+        ("tie", "export_partner", "Croatia", ["Serbia"]),
+        ("others", "ethnic_group", "Chhettri", []),
+        ("range", "ethnic_group", "Turkish", []),
+        ("at least", "ethnic_group", "Bengali", []),
+        ("two names", "adjective", "Saudi or Saudi Arabian", ["Saudi", "Saudi Arabian"]),
+    ],
+)
+def test_all_right_values_of_a_fact_are_known(pages: str, fact: str, answer: str, also: list[str]) -> None:
+    profile = Profile("A", (), "africa", PAGES_OF_LISTS[pages])
+    assert (value(profile, FACTS[fact]), also_right(profile, FACTS[fact])) == (answer, also)
+
+
+@pytest.mark.parametrize(
+    ("pages", "fact"),
+    [
+        ("not first", "ethnic_group"),
+        ("no share", "ethnic_group"),
+        ("no adjective", "adjective"),
+        ("two capitals", "capital"),
+    ],
+)
+def test_values_that_do_not_answer_are_refused(pages: str, fact: str) -> None:
+    with pytest.raises(ValueError, match=r"A has no|A: Kuwaiti is not the largest ethnic group"):
+        value(Profile("A", (), "africa", PAGES_OF_LISTS[pages]), FACTS[fact])
+
+
+def test_borders_in_parts_are_added() -> None:
+    """China borders Russia twice, for 4,133 and 46 km: together more than its border with India."""
+    borders = "total: 11,468 km; border countries: India 2,659 km, Mongolia 4,630 km, Russia (east) 4,133 km, Russia (west) 46 km"
+    profile = Profile("China", (), "east-n-southeast-asia", {"Land boundaries": borders})
+    assert Book([profile], "train").neighbours("China") == ["Mongolia", "Russia", "India"]
 
 
 @pytest.mark.parametrize(

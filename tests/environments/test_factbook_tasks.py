@@ -90,6 +90,15 @@ def test_either_name_of_a_country_is_right(domain: FactbookDomain, folder: Path,
         assert started(domain, folder, task).step(f"answer {given}").reward == 1.0
 
 
+def test_each_right_value_is_accepted(domain: FactbookDomain, folder: Path, tasks: list[Task]) -> None:
+    """The profile gives the adjective "Saudi or Saudi Arabian", and Belize exports as much to the UK as to the US."""
+    for answer, also in (("Saudi or Saudi Arabian", ["Saudi", "Saudi Arabian"]), ("UK", ["US", "United States"])):
+        task = next(task for task in tasks if task.spec["answer"] == answer)
+        for given in (answer, *also):
+            assert started(domain, folder, task).step(f"answer {given}").reward == 1.0
+        assert started(domain, folder, task).step("answer Atlantis").reward == 0.0
+
+
 def test_facts_that_models_know_are_never_asked_of_a_named_country(records: list[dict[str, Any]]) -> None:
     assert not [record for record in records if record["kind"] == "fact" and record["facts"][0] in KNOWN]
     assert [record for record in records if set(record["facts"]) & set(KNOWN)]

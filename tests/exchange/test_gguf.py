@@ -57,6 +57,24 @@ def test_chat_template_has_the_tokenizers_own_turn_markers(folder: Path) -> None
     assert policy.model.config.eos_token_id == policy.model.generation_config.eos_token_id == chat.end_of_turn
 
 
+def test_a_files_own_template_stays_and_its_turns_end_generation(tmp_path: Path) -> None:
+    """Contract: other tools stop where a turn of an instruction-tuned model ends, though its end of sequence is another token."""
+    template = (
+        "{% for message in messages %}<start_of_turn>{{ message['content'] }}<end_of_turn>{% endfor %}"
+        "{% if add_generation_prompt %}<start_of_turn>{% endif %}"
+    )
+    write_tiny(tmp_path / "tuned.gguf", ["<start_of_turn>", "<end_of_turn>"], template)
+    write_gguf(tmp_path / "tuned.gguf", tmp_path / "tuned")
+    policy = load_policy(tmp_path / "tuned")
+    assert (policy.tokenizer.chat_template, policy.tokenizer.eos_token) == (template, "<eos>")
+    assert policy.model.config.eos_token_id == policy.model.generation_config.eos_token_id == [1, 5]
+    assert Chat(policy.tokenizer).end_of_turn == 5
+    write_tiny(tmp_path / "bad.gguf", [], "{% for message in messages %}{{ message['content'] }}{% endfor %}")
+    with pytest.raises(PolicyError, match=r"bad\.gguf: the chat template of"):
+        write_gguf(tmp_path / "bad.gguf", tmp_path / "bad")
+    assert not (tmp_path / "bad").exists()
+
+
 def test_same_file_gives_the_same_bytes(file: tuple[Path, Any], folder: Path, tmp_path: Path) -> None:
     write_gguf(file[0], tmp_path / "again")
     files = [{path.name: path.read_bytes() for path in one.iterdir()} for one in (folder, tmp_path / "again")]

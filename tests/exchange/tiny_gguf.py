@@ -29,14 +29,16 @@ def write_tokenizer(writer: Any, marks: list[str]) -> int:
     return len(tokens)
 
 
-def write_tiny(path: Path, marks: list[str]) -> Any:
-    """Write a tiny random Gemma 3 in float32; returns the model."""
+def write_tiny(path: Path, marks: list[str], template: str = "") -> Any:
+    """Write a tiny random Gemma 3 in float32, with a chat template or without; returns the model."""
     from gguf import MODEL_ARCH, GGUFWriter, get_tensor_name_map
 
     writer = GGUFWriter(str(path), "gemma3")
     # query_pre_attn_scalar: what transformers assumes of GGUF files, which do not have it
     model = make_tiny_gemma(write_tokenizer(writer, marks), query_pre_attn_scalar=256, sliding_window=512, initializer_range=0.2)
     config = model.config
+    if template:
+        writer.add_chat_template(template)
     writer.add_name("tiny")
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)

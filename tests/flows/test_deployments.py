@@ -70,6 +70,7 @@ def test_invalid_comparison_is_rejected_before_it_runs() -> None:
 
     settings = {name: {"overrides": [f"rl.algorithm={name}"]} for name in ("grpo", "rloo")}
     assert Comparison(settings=settings).metric == "success"
+    assert Comparison(settings=settings, seeds=[0, 1, 2], looks=[2, 3], metric="turns", margin=0.5).looks == [2, 3]
     wrong = [
         {"metric": "sucess"},
         {"seeds": [0]},
@@ -77,6 +78,9 @@ def test_invalid_comparison_is_rejected_before_it_runs() -> None:
         {"settings": {"grpo": {}}},
         {"settings": {**settings, "sft": {"model": "stf"}}},
         {"settings": {**settings, "rloo": {"overrides": ["rl.algorithm rloo"]}}},
+        {"looks": [8, 12, 20]},  # of five seeds
+        {"looks": [5, 3], "seeds": [0, 1, 2]},
+        {"metric": "turns"},  # within which margin?
     ]
     for values in wrong:
         with pytest.raises(ValidationError):

@@ -125,10 +125,11 @@ def test_bad_eps_is_refused(eps: object) -> None:
         bound("ram", 2, ram={"eps": eps})
 
 
-def diagnostics(overlap: int, shares: tuple[float, float]) -> dict[str, object]:
-    """Two models that changed these shares of two groups of 100 weights each, and `overlap` weights both."""
+def diagnostics(overlap: int, shares: tuple[float, float], zeros: float = 0.0) -> dict[str, object]:
+    """Two models that changed these shares of two groups of 100 weights each, and `overlap` weights both; zeros: the share of
+    weights that they left as they were."""
     groups = [{"entries": 100, "changed_fraction": {"a": share, "b": share}} for share in shares]
-    models = {name: {"changed_fraction": sum(shares) / 2} for name in "ab"}
+    models = {name: {"changed_fraction": sum(shares) / 2, "sparsity": zeros} for name in "ab"}
     return {"models": models, "pairs": [{"a": "a", "b": "b", "overlap": overlap}], "groups": groups}
 
 
@@ -147,4 +148,17 @@ def test_few_changes_and_overlap_by_chance_are_warned_of() -> None:
     assert "rl@a and rl@b changed overlap as by chance (1.03 times it)" in chance
     first, second = merger.warnings(params, diagnostics(2, (0.1, 0.0)))
     assert "merge.ram.eps 0.001 only 5.0% of rl@a's weights" in first
+    assert first.endswith("lower it, or set a share of the weights, such as 30%")
     assert "rl@b" in second
+
+
+def test_remedies_of_few_changes_fit_the_threshold() -> None:
+    """Contract: a share that counts few weights is to be raised; where every change counts, another threshold would not help."""
+    merger, few = get_merger("ram_plus"), (0.1, 0.0)
+    first, _ = merger.warnings(bound("ram_plus", 2, ram={"eps": "5%"}), diagnostics(2, few))
+    assert "merge.ram.eps 5% only 5.0%" in first
+    assert first.endswith("raise that share")
+    for eps in (1e-5, "30%"):
+        sparse, _ = merger.warnings(bound("ram_plus", 2, ram={"eps": eps}), diagnostics(2, few, zeros=0.949))
+        assert "only 5.1% of rl@a's weights changed, nearly all of which count" in sparse
+        assert "eps" not in sparse

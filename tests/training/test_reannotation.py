@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
 
 from stages import rl
 from stages.algorithms.algorithm import resolve
+from stages.algorithms.parts.critic import check_returns
 from stages.algorithms.settings import Rl
 from stages.params import parse_params
 from stages.runtime.validation import ParamsError
@@ -87,10 +89,11 @@ def test_self_imitation_stores_correct_paths_of_new_trees(make_context, tiny_pol
 
 
 def test_returns_are_the_domains() -> None:
-    given = resolve(Rl(credit={"kind": "annotated"}, reannotate=TREES), 64).rl.reannotate
-    given.check_returns(0.0, 1.0)
-    with pytest.raises(ParamsError, match=r"annotate\.returns is \[0\.0, 1\.0\], and the domain's .* \[-1\.0, 1\.0\]"):
-        given.check_returns(-1.0, 1.0)
+    given = resolve(Rl(credit={"kind": "annotated"}, reannotate=TREES), 64).rl
+    for check in (partial(check_returns, given), given.reannotate.check_returns):
+        check(0.0, 1.0)
+        with pytest.raises(ParamsError, match=r"annotate\.returns is \[0\.0, 1\.0\], and the domain's .* \[-1\.0, 1\.0\]"):
+            check(-1.0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -106,6 +109,18 @@ def test_returns_are_the_domains() -> None:
         (
             {"imitation": {"ratio": 1.0}, "reannotate": {"every": 5, "annotate": {"q_model": {}}}},
             "rl.reannotate.annotate.q_model has no effect: nothing reads it during rl",
+        ),
+        (
+            {"imitation": {"ratio": 1.0}, "reannotate": {"every": 5, "annotate": {"judge_model": {"kind": "reward"}}}},
+            "rl.reannotate.annotate.judge_model has no effect: nothing reads it during rl",
+        ),
+        (
+            {"credit": {"kind": "annotated"}, "reannotate": {"every": 5, "annotate": {"value_model": {"rollouts": True}}}},
+            "rl.reannotate.annotate.value_model.rollouts has no effect: nothing reads it during rl",
+        ),
+        (
+            {"credit": {"kind": "annotated"}, "reannotate": {"every": 5, "annotate": {"labels": {"pool": False}}}},
+            "rl.reannotate.annotate.labels.pool has no effect: nothing reads it during rl",
         ),
         (
             {"imitation": {"ratio": 1.0}, "reannotate": {"every": 5, "annotate": {"value_model": {}}}},

@@ -52,6 +52,20 @@ def test_only_the_chosen_weights_ever_change() -> None:
     assert (last[1], last[3]) == (1.0, 1.0)
 
 
+def test_an_update_without_a_gradient_chooses_nothing() -> None:
+    """Contract: a first update of zeros, as of groups that all end alike, does not choose the first weights."""
+    one = learner([1.0, 1.0, 1.0, 1.0], 0.1, share=0.5)
+    assert update(one, [0.0, 0.0, 0.0, 0.0]) == [1.0, 1.0, 1.0, 1.0]
+    assert one.sparse is not None
+    assert one.sparse.masks == [None]
+    one.update([], lambda x: iter(()))  # no micro-batch
+    after = update(one, [0.0, 1.0, 3.0, -2.0])
+    assert after[:2] == [1.0, 1.0]
+    assert after[2:] != [1.0, 1.0]
+    again = update(one, [9.0, 9.0, 0.0, 0.0])
+    assert again[:2] == [1.0, 1.0]
+
+
 def test_changes_below_bfloat16_are_lost() -> None:
     """Contract: between 1 and 2 bfloat16's values are 2**-7 apart, between 0.25 and 0.5 2**-9: a step of 0.002 moves 0.3 alone,
     and what is lost does not add up."""
@@ -92,6 +106,21 @@ def test_specialist_is_sparse_and_a_killed_run_ends_in_the_same_bytes(make_conte
         rl.run(killed)
     rl.run(make_context("rl", "killed", rl=SECTION))
     assert outputs(killed.root) == outputs(whole.root)
+
+
+def test_a_dense_warm_start_is_refused() -> None:
+    """Contract: training before rl that changes all weights would undo what rl.sparse is for."""
+    first = {"algorithm": "tree_bc", "steps": 2}
+    with pytest.raises(ParamsError, match=r"rl\.warm_start trains without rl\.sparse and changes all weights"):
+        resolve(Rl(warm_start=first, sparse=Sparse(share=0.5)), 64)
+    assert resolve(Rl(warm_start={**first, "sparse": {"share": 0.5}}, sparse=Sparse(share=0.5)), 64).rl.sparse.active
+    assert resolve(Rl(warm_start=first), 64).rl.warm_start == first
+
+
+def test_methods_that_clone_attempts_can_be_sparse_too() -> None:
+    assert resolve(Rl(algorithm="rejection_sft", sparse=Sparse(share=0.5)), 64).rl.sparse.share == 0.5
+    with pytest.raises(ParamsError, match=r"has no effect: algorithm b_coder learns from an offline dataset, not"):
+        resolve(Rl(algorithm="b_coder", sparse=Sparse(share=0.5)), 64)
 
 
 def test_weight_decay_and_low_rank_factors_are_refused() -> None:

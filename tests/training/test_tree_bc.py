@@ -142,11 +142,12 @@ def test_warm_start_keeps_the_seed_and_is_resolved() -> None:
 @pytest.mark.parametrize(
     ("warm_start", "message"),
     [
-        ({"steps": 3}, "rl.warm_start is training on annotate's trees before rl, which algorithm grpo"),
+        ({"steps": 3}, "trees or the rollout stage's attempts before rl, which algorithm grpo"),
         ({"algorithm": "tree_bc", "warm_start": {"algorithm": "step_dpo"}}, "nothing below it to warm_start"),
         ({"algorithm": "tree_bc", "stepss": 3}, "rl.warm_start: unknown key 'stepss'"),
         ({"algorithm": "tree_bc", "settings": {"per_treee": 3}}, "per_treee"),
         ({"algorithm": "tree_bc", "group_size": 4}, "rl.warm_start.group_size has no effect: tree_bc learns from annotate's"),
+        ({"algorithm": "rejection_sft", "group_size": 4}, "learns from the rollout stage's attempts, not from groups"),
         ({"algorithm": "tree_bc", "environment_steps": 3}, "rl.environment_steps has no effect: algorithm tree_bc plays no"),
         ({"algorithm": "tree_bc", "loss": {"kl_coef": 0.1}}, "learns from correct tree paths, not from what it plays"),
     ],

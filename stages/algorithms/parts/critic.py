@@ -148,7 +148,9 @@ def shapes_returns(rl: Rl) -> bool:
 
 
 def check_returns(rl: Rl, low: float, high: float) -> None:
-    """Raise ParamsError if the critic's support does not cover a domain's own returns, which are in [low, high]."""
+    """Raise ParamsError if the critic's support does not cover a domain's own returns, which are in [low, high], or if the
+    searches of rl.reannotate have other ones."""
+    rl.reannotate.check_returns(low, high)
     if learns_values(rl) and not shapes_returns(rl):
         _check_support(rl, low, high)
 

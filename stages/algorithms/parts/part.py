@@ -147,8 +147,9 @@ def refuse_idle_parts(given: Rl, method: Composition) -> None:
         if method.data in part.data:
             continue
         for key in (key for key in type(part).model_fields if key in part.model_fields_set):
-            if "pairs" in part.data:
-                why = "learns from episodes; set it to null, or algorithm to one that learns from pairs, such as dpo"
+            if "pairs" in part.data and "episodes" not in part.data:
+                data = SOURCES.get(method.data, "episodes" if method.data == "episodes" else SOURCES["offline"])
+                why = f"learns from {data}; set it to null, or algorithm to one that learns from pairs, such as dpo"
             elif method.data in SOURCES:
                 why = f"learns from {SOURCES[method.data]}, not from what it plays; set it to null"
             else:

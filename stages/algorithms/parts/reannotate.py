@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, ValidationError
@@ -24,8 +24,11 @@ def _reads_trees(rl: Rl) -> bool:
     return _fits_values(rl) or rl.imitation.ratio > 0
 
 
-UNUSED = ("chunk", "pairs", "q_model", "progress")
-"""Keys of section annotate that no search during rl reads."""
+UNUSED = (
+    *("chunk", "pairs", "q_model", "progress", "judge_model"),
+    *("labels.scale", "labels.min_visits", "labels.pool", "value_model.rollouts"),
+)
+"""Keys of section annotate that nothing reads during rl: no labels are written, and values are fitted to the trees alone."""
 OF_VALUES = ("labels", "value_model")
 """Keys that only the fit of the step-value model reads."""
 
@@ -46,8 +49,10 @@ class Reannotate(Part):
     def check(self, rl: Rl, method: Composition) -> None:
         if not self.every:
             return
+        nested = {f"{name}.{key}" for name, of in self.annotate.items() if isinstance(of, Mapping) for key in of}
+        given = {*self.annotate, *nested}
         for keys, needs in ((UNUSED, "nothing"), (() if _fits_values(rl) else OF_VALUES, "only credit.kind: annotated")):
-            if idle := sorted(self.annotate.keys() & set(keys)):
+            if idle := sorted(given & set(keys)):
                 raise ParamsError(f"rl.reannotate.annotate.{idle[0]} has no effect: {needs} reads it during rl; remove it")
 
     def check_returns(self, low: float, high: float) -> None:

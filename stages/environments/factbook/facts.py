@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from decimal import Decimal
+from typing import Literal
 
 from stages.environments.factbook.profiles import Profile
 from stages.environments.search.scoring import normalize
@@ -14,13 +15,17 @@ COUNT = "count"
 """Unit of what is counted: questions do not name it."""
 _METRES = r"-?[\d,]+(?:\.\d+)? m\b"
 _ABOVE_SEA = r".*? (-?[\d,]+(?:\.\d+)?) m\b"
-_NAMED_FIRST = r"([^\d,;:()]+?) \d"
+_SHARE = r"([^\d,;:()]+?)(?: (?:about|approximately|at least|over))? ([\d.]+)(?:%?-[\d.]+)?%"
+"""Pattern of an entry in a list of shares, two groups: "Turkish 70-75%"."""
+_REST = ("other", "unspecified")
+"""Words that begin an entry which is no name."""
 
 
 @dataclass(frozen=True)
 class Fact:
     """`part` of the field `page`; `pattern` matches at the part's beginning and its group is the value. With a `unit` the value
-    is a number. `sizes`: the comparative and superlative words for more and less."""
+    is a number. `sizes`: the comparative and superlative words for more and less. `several`: how a page gives more than one value
+    that is right: a list of shares, whose largest is asked for, or names with "or" between them."""
 
     noun: str
     page: str
@@ -28,6 +33,7 @@ class Fact:
     unit: str = ""
     pattern: str = r"\$?" + AMOUNT
     sizes: tuple[str, str, str, str] = ("higher", "lower", "highest", "lowest")
+    several: Literal["", "shares", "or"] = ""
 
     @property
     def asked(self) -> str:
@@ -66,15 +72,17 @@ NUMBERS = {
 }  # fmt: skip
 NAMES = {
     "summit_name": Fact("highest point", "Elevation extremes", "highest point", pattern=rf"([^;(]+?) {_METRES}"),
-    "export_partner": Fact("largest export partner", "Exports - partners", pattern=_NAMED_FIRST),
-    "import_partner": Fact("largest import partner", "Imports - partners", pattern=_NAMED_FIRST),
+    "export_partner": Fact("largest export partner", "Exports - partners", pattern=_SHARE, several="shares"),
+    "import_partner": Fact("largest import partner", "Imports - partners", pattern=_SHARE, several="shares"),
     "currency": Fact("currency code", "Exchange rates", pattern=r"[^;]*?\(([A-Z]{3})\)"),
     "independence": Fact("year of independence", "Independence", pattern=r"(?:\d{1,2} )?(?:[A-Z][a-z]+ )?(\d{4})\b"),
-    "ethnic_group": Fact("largest ethnic group", "Ethnic groups", pattern=_NAMED_FIRST),
+    "ethnic_group": Fact("largest ethnic group", "Ethnic groups", pattern=_SHARE, several="shares"),
 }  # fmt: skip
 KNOWN = {
-    "capital": Fact("capital", "Capital", "name", pattern=r"([^;:()\d]+?)(?:;|$| \()"),
-    "adjective": Fact("adjective of nationality", "Nationality", "adjective", pattern=r"([^;:(),]+?)(?:;|$)"),
+    "capital": Fact("capital", "Capital", "name", pattern=r"(?![^;:]*\(administrative capital\))([^;:()\d]+?)(?:;|$| \()"),
+    "adjective": Fact(
+        "adjective of nationality", "Nationality", "adjective", pattern=r"(?!none\b)([^;:(),]+?)(?:;|$)", several="or"
+    ),
     "internet_code": Fact("internet country code", "Internet country code", pattern=r"(\.[a-z]{2})\b"),
 }
 """Facts that language models know without searching: asked only about countries that have to be found first."""
@@ -99,11 +107,31 @@ def part_of(text: str, part: str) -> str:
 
 
 def value(profile: Profile, fact: Fact) -> str:
-    """A fact's value as the profile has it, such as "1.284 million". Raises ValueError if it has none."""
-    found = re.match(fact.pattern, part_of(profile.pages.get(fact.page, ""), fact.part))
+    """A fact's value as the profile has it, such as "1.284 million". Raises ValueError if it has none, or its list does not begin
+    with the largest share."""
+    text = part_of(profile.pages.get(fact.page, ""), fact.part)
+    found = re.match(fact.pattern, text)
     if not found:
         raise ValueError(f"{profile.name} has no {fact.noun}")
-    return found.group(1).strip()
+    name = found.group(1).strip()
+    if fact.several == "shares" and name not in _largest(text):
+        raise ValueError(f"{profile.name}: {name} is not the {fact.noun}")
+    return name
+
+
+def _largest(text: str) -> list[str]:
+    """The names with the largest share in a list such as "UK 20.5%, US 20.5%, Mexico 6%"."""
+    entries = [(name.strip(), Decimal(share)) for name, share in re.findall(_SHARE, re.sub(r"\s*\([^)]*\)", "", text))]
+    shares = {name: share for name, share in entries if not name.startswith(_REST)}
+    return [name for name, share in shares.items() if share == max(shares.values())]
+
+
+def also_right(profile: Profile, fact: Fact) -> list[str]:
+    """Other texts that answer as well as `value`: names with the same share, and each name of "Saudi or Saudi Arabian"."""
+    found = value(profile, fact)
+    if fact.several == "shares":
+        return [name for name in _largest(profile.pages[fact.page]) if name != found]
+    return found.split(" or ") if fact.several == "or" and " or " in found else []
 
 
 def written(number: Decimal) -> str:

@@ -9,7 +9,7 @@ from random import Random
 from typing import Literal
 
 from stages.environments.factbook.book import Book, comparison, extreme_of
-from stages.environments.factbook.facts import CONVERSIONS, FACTS, KNOWN, NUMBERS, Fact, value, written
+from stages.environments.factbook.facts import CONVERSIONS, FACTS, KNOWN, NUMBERS, Fact, also_right, value, written
 from stages.seeding import key64
 
 _WITH_ARTICLE = re.compile(
@@ -44,6 +44,8 @@ class Reading:
     book: Book
     hops: list[Hop] = field(default_factory=list)
     countries: list[str] = field(default_factory=list)
+    also: list[str] = field(default_factory=list)
+    """Texts that are as right as the fact read last."""
 
     def _read(self, name: str, page: str) -> None:
         self.hops.append(Hop(f"{name}: {page}", f"{name} {page}"))
@@ -55,6 +57,7 @@ class Reading:
         if fact.unit and self.book.number(name, fact) == 0:
             raise ValueError(f"{name}: {fact.noun} is 0")
         self._read(name, fact.page)
+        self.also = also_right(self.book.profile(name), fact)
         return text
 
     def neighbours(self, name: str, but: str = "", count: int = 1) -> list[str]:

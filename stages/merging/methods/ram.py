@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 FEW_CHANGES = 0.1
 """Fraction of changed entries below which the method warns."""
+NEARLY_ALL = 0.95
+"""Fraction of a model's changes from which a lower threshold would hardly add any."""
 BY_CHANCE = 1.1
 """Overlap of two models' changes, relative to that of independent ones, up to which the method warns."""
 
@@ -143,13 +145,21 @@ class Ram(DeltaMethod):
 
     def warnings(self, params: MergeParams, diagnostics: Mapping[str, Any]) -> list[str]:
         """Warns of specialists whose changes are mostly ignored, and of changed weights that overlap as by chance."""
-        eps, said = params.settings.ram.eps, []
+        options, said = params.settings.ram, []
+        remedy = "raise that share" if options.top is not None else "lower it, or set a share of the weights, such as 30%"
         for domain, one in diagnostics["models"].items():
-            share = one["changed_fraction"]
-            if share is not None and share < FEW_CHANGES:
+            share, unchanged = one["changed_fraction"], one["sparsity"]
+            if share is None or share >= FEW_CHANGES:
+                continue
+            if share >= NEARLY_ALL * (1 - unchanged):
                 said.append(
-                    f"with merge.ram.eps {eps} only {share:.1%} of rl@{domain}'s weights count as changed, so it contributes "
-                    "little to the merged model; lower merge.ram.eps, or set a share of the weights, such as 30%"
+                    f"only {1 - unchanged:.1%} of rl@{domain}'s weights changed, nearly all of which count; if the merged model "
+                    "lacks its gains, train it longer or with a larger rl.sparse.share"
+                )
+            else:
+                said.append(
+                    f"with merge.ram.eps {options.eps} only {share:.1%} of rl@{domain}'s weights count as changed, so it "
+                    f"contributes little to the merged model; {remedy}"
                 )
         for pair in diagnostics["pairs"]:
             lift = chance_lift(diagnostics, pair["a"], pair["b"])

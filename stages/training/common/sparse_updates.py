@@ -24,17 +24,20 @@ class SparseUpdates:
     def __init__(self, settings: Sparse) -> None:
         self.settings = settings
         self.masks: list[Tensor | None] = []
-        """Per parameter, the weights that may change; chosen in the first update."""
+        """Per parameter, the weights that may change; None: not chosen yet, as all its gradients were 0."""
         self._old: list[Tensor] = []
 
     def before(self, parameters: Sequence[Tensor]) -> None:
         """parameters: with the update's gradients. Entries outside the masks get gradient 0: AdamW without weight decay then
         leaves them as they are, since their moments stay 0."""
         if self.settings.share < 1.0:
-            if not self.masks:
-                self.masks = [None if one.grad is None else largest(one.grad, self.settings.share) for one in parameters]
-            for parameter, mask in zip(parameters, self.masks, strict=True):
-                if parameter.grad is not None and mask is not None:
+            self.masks = self.masks or [None] * len(parameters)
+            for place, parameter in enumerate(parameters):
+                if parameter.grad is None:
+                    continue
+                if self.masks[place] is None and bool(parameter.grad.any()):  # zeros, as of dead groups, choose nothing
+                    self.masks[place] = largest(parameter.grad, self.settings.share)
+                if (mask := self.masks[place]) is not None:
                     parameter.grad.mul_(mask)
         if self.settings.rounding == "bfloat16":
             self._old = [parameter.detach().clone() for parameter in parameters]

@@ -1,5 +1,6 @@
-"""default_run_seconds, default_run_gigabytes: the last `make lifecycle`, read from the costs that its stages recorded;
-make_suite_seconds: the last `make test`, from its JUnit file; claims: seconds per run of the experiments on the board.
+"""default_run_seconds, default_run_gigabytes: the last `make lifecycle`, read from the costs that its stages recorded, without
+DVC's own time between them; make_suite_seconds: the last `make test`, from its JUnit file; claims: seconds per run of the
+experiments on the board.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ CLAIMS = Path("reports") / "claims"
 
 @dataclass(frozen=True)
 class Span:
-    """A stage's run: when it started and ended, CPU seconds, peak bytes."""
+    """A stage's run: when it started and ended, CPU seconds, peak bytes of all its processes together."""
 
     start: float
     end: float
@@ -30,15 +31,24 @@ class Span:
     peak: float
 
 
-def recorded(root: Path, domains: Sequence[str]) -> dict[str, Span]:
-    """Stage (`rl@search`) -> its run on the current inputs on this machine."""
-    from stages.reporting.keep import measurements
-    from stages.runtime.costs import cost_file
+def recorded(root: Path, domains: Sequence[str], transfer: Sequence[str] = ()) -> dict[str, Span]:
+    """Stage (`rl@search`) -> its run on the current inputs on this machine. {} unless all stages ran here: what DVC restored
+    from its cache took no time. transfer: the domains of the stage of that name."""
+    from stages.runtime.costs import cost_file, read_cost
+    from stages.runtime.lineage import identity, input_hashes
+    from stages.runtime.stage import TRANSFER
+    from stages.runtime.yaml_files import read_yaml
 
     spans = {}
-    for title, cost in measurements(root, list(domains)).items():
-        end = cost_file(root, title).stat().st_mtime
-        spans[title] = Span(end - cost.seconds, end, cost.cpu_seconds, cost.peak_bytes)
+    for name, entry in read_yaml(root / "dvc.yaml")["stages"].items():
+        cells = transfer if name == TRANSFER else domains
+        for domain in cells if "matrix" in entry else [None]:
+            title = f"{name}@{domain}" if domain else name
+            cost = read_cost(root, title)
+            if not (cost and cost.done and cost.inputs == identity(input_hashes(root, name, domain))):
+                return {}
+            end = cost_file(root, title).stat().st_mtime
+            spans[title] = Span(end - cost.seconds, end, cost.cpu_seconds, cost.peak_tree_bytes)
     return spans
 
 
@@ -80,10 +90,14 @@ def claims(options: Options) -> list[dict[str, str | float]]:
 def measure(options: Options) -> dict[str, Result]:
     from stages.params import load_params
 
-    spans = recorded(options.root, load_params(options.root / "params.yaml").domains)
+    params = load_params(options.root / "params.yaml")
+    spans = recorded(options.root, params.domains, params.evaluate.transfer)
     tests, results = suite_seconds(options.root), {}
+    lacking = "not all stages of the current 'make lifecycle' ran in this checkout"
     if not spans and tests is None:
-        raise SkippedError("neither 'make lifecycle' nor 'make test' has run in this checkout")
+        raise SkippedError(f"{lacking}, nor has 'make test'")
+    if not spans:
+        print(f"default_run: {lacking}, so its time and memory are not shown", flush=True)
     if spans:
         cpu = sum(span.cpu for span in spans.values())
         results["default_run_seconds"] = limited("s", busy_seconds(spans.values()), SECONDS_LIMIT, cpu)

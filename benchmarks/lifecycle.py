@@ -48,9 +48,9 @@ def recorded(root: Path) -> dict[str, Any]:
             tags = dict(connection.execute("SELECT key, value FROM tags WHERE run_uuid = ?", (run,)))
             commits[title] = tags.get("git.commit", "unknown")
             metrics = dict(connection.execute("SELECT key, value FROM latest_metrics WHERE run_uuid = ?", (run,)))
-            sampled = metrics.get("engine/sampled_tokens", 0.0)
+            sampled = metrics.get("speed/sampled_tokens_per_s", 0.0)
             if sampled:
                 # A sampled token is also fed, to sample the next one.
-                fed[title] = round((metrics["engine/fed_tokens"] + sampled) / sampled, 4)
+                fed[title] = round((metrics["speed/fed_tokens_per_s"] + sampled) / sampled, 4)
     seconds = {title: round(seconds, 2) for title, (_, seconds) in runs.items()}
     return {"seconds": seconds, "commits": commits, "fed_per_sampled_token": fed}

@@ -20,6 +20,8 @@ from flows.schedule import run_graph
 from stages.runtime.lineage import output_hashes
 
 STAGES = ("rollout", "annotate", "rl", "merge", "evaluate")
+EDITS = {"annotate": {"tasks": 48}}
+"""Trees, which the default run has none of."""
 
 
 def graph(root: Path) -> dict[str, list[str]]:
@@ -59,7 +61,7 @@ def measure(options: Options) -> dict[str, Result]:
     outputs = []
     for repeat in range(options.times):
         for count in jobs if repeat % 2 else reversed(jobs):
-            edits = {"resources": {"workers": count}}
+            edits = {**EDITS, "resources": {"workers": count}}
             folder = make_checkout(options, options.scratch / f"lifecycle-{repeat}-{count}", edits)
             found[count].append(play(needs, folder, jobs[count]))
             outputs.append(hashes(needs, folder))

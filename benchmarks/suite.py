@@ -25,8 +25,8 @@ from stages.runtime.lineage import dvc_hash, file_hash
 
 @dataclass(frozen=True)
 class Scenario:
-    """`function`: module:function that measures it; `repeats`: at most so many, so that all scenarios fit into an hour;
-    `kept`: whether a result stays valid until code, settings or machine change."""
+    """`function`: module:function that measures it; `repeats`: at most so many; `kept`: whether a result stays valid until code,
+    settings or machine change."""
 
     function: str
     repeats: int = 5

@@ -26,7 +26,7 @@ STAGES = {"rollout": DOMAIN, "annotate": DOMAIN, "rl": DOMAIN, "evaluate": None}
 """Stage -> its domain."""
 EDITS = {
     "rollout": {},
-    "annotate": {},
+    "annotate": {"tasks": 48},
     "rl": {"steps": 10, "checkpoint_every": 100},
     "evaluate": {"models": ["sft", "merged"]},
 }

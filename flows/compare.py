@@ -49,7 +49,8 @@ CODES = {"reproduced": 0, "not reproduced": 1, "undecided": 2}
 """Exit codes with `--claim`."""
 Override = Annotated[str, Field(pattern=OVERRIDE)]
 ONE_CORE = ["resources.threads=1", "resources.workers=1"]
-"""Overrides of runs that share the machine with others; neither changes a result."""
+"""Overrides of runs that share the machine with others. With `threads: 1`, as in the shipped params.yaml, neither changes a
+result."""
 ExperimentPlan = Mapping[tuple[str, int], tuple[str, list[str]]]
 """(setting, seed) -> name and overrides of its experiment."""
 

@@ -21,7 +21,7 @@ from stages.environments.registry import open_domain, returns_of
 from stages.evaluation.panels import EVALUATION_SCHEMA, Job, Outcome, Settings, load_panels, play, unload
 from stages.evaluation.plan import model_folders, plan_jobs
 from stages.evaluation.scorers import played_domains
-from stages.evaluation.settings import check_search
+from stages.evaluation.search_returns import check_search
 from stages.evaluation.stored_episodes import FILE as EPISODES
 from stages.evaluation.stored_episodes import write_played
 from stages.evaluation.summary import csv_lines, headline, report

@@ -31,7 +31,8 @@ from stages.constraints.checks import contradiction
 from stages.curation.settings import Curate
 from stages.curation.thoughts import thought_contradictions
 from stages.evaluation.scorers import variant_domains
-from stages.evaluation.settings import Evaluate, check_attribution, check_search, reader_of_histories
+from stages.evaluation.search_returns import check_search
+from stages.evaluation.settings import Evaluate, check_attribution, reader_of_histories
 from stages.merging.contract import MergeError
 from stages.merging.settings import Merge
 from stages.records.sections import params_hash, section_of
@@ -315,8 +316,7 @@ def check_domains(params: Params) -> None:
 
 
 def check_model(params: Params) -> None:
-    """Raise ParamsError if `model.path` is an incomplete folder, or a model that the torch engine does not serve at
-    `model.max_length`."""
+    """Raise ParamsError if `model.path` is an incomplete folder, or the torch engine can't serve it at `model.max_length`."""
     from stages.agent.policy import HUB, check_folder
 
     try:

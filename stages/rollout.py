@@ -77,8 +77,9 @@ def play(context: StageContext, tasks: Sequence[Task]) -> list[Episode]:
                 rewards += [episode.reward for episode in chunk]
             episodes += chunk
             context.metric("success", float(np.mean([episode.success for episode in episodes])), len(episodes))
-    for name, value in sorted(engine.counters.items()):
-        context.metric(f"engine/{name}", value)
+    if not context.collects:  # else shards or forks have played, and this engine counted nothing
+        for name, value in sorted(engine.counters.items()):
+            context.metric(f"engine/{name}", value)
     player.close()
     return episodes
 

@@ -16,6 +16,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # One thread per process, as in the stages: the tests' processes share the cores, where threads that wait for each other are slow.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.fsync = lambda handle: None  # type: ignore[assignment]  # tests kill processes, not machines: nothing must reach the disk
 # Shells start background jobs with SIGINT ignored, which children inherit; some tests send it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

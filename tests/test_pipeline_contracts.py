@@ -69,12 +69,12 @@ def test_dependencies_follow_imports(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(deps, "ROOT", tmp_path)
-    deps.direct_imports.cache_clear()
+    deps._imports.cache_clear()
     assert deps.wanted("go") == ["stages/a/one.py", "stages/b", "stages/go.py"]
     (tmp_path / "stages/a/one.py").write_text("import stages.a.sub.two\n")
-    deps.direct_imports.cache_clear()
+    deps._imports.cache_clear()
     assert deps.wanted("go") == ["stages/a", "stages/go.py"]
-    deps.direct_imports.cache_clear()
+    deps._imports.cache_clear()
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -86,22 +86,28 @@ def test_every_dependency_exists_or_is_an_output(stage: str) -> None:
             assert inside or (ROOT / dep).exists(), f"{stage}: no stage writes {dep}"
 
 
-def read_keys(stage: str) -> set[str]:
-    """Keys of params.yaml that the stage's file and its parts read from an object called `params`, as far as syntax shows."""
+@cache
+def read_in(path: Path) -> frozenset[str]:
+    """Keys of params.yaml that a file reads from an object called `params`, as far as syntax shows."""
     found: set[str] = set()
     sections = set(Params.model_fields)
-    for path in deps.code(stage):
-        for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "section" and node.args:
-                first = node.args[0]
-                if isinstance(first, ast.Constant) and first.value in sections:
-                    found.add(first.value)
-                    if first.value in PerDomain.model_fields:
-                        found.add(f"per_domain.*.{first.value}")
-            elif isinstance(node, ast.Attribute) and node.attr in sections and is_params(node.value):
-                found.add(node.attr)
-            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute) and is_params(node.value.value):
-                found.add(f"{node.value.attr}.{node.attr}")
+    for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "section" and node.args:
+            first = node.args[0]
+            if isinstance(first, ast.Constant) and first.value in sections:
+                found.add(first.value)
+                if first.value in PerDomain.model_fields:
+                    found.add(f"per_domain.*.{first.value}")
+        elif isinstance(node, ast.Attribute) and node.attr in sections and is_params(node.value):
+            found.add(node.attr)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute) and is_params(node.value.value):
+            found.add(f"{node.value.attr}.{node.attr}")
+    return frozenset(found)
+
+
+def read_keys(stage: str) -> set[str]:
+    """Keys of params.yaml that the stage's file and its parts read."""
+    found = {key for path in deps.code(stage) for key in read_in(path)}
     keys = {key for key in found if not any(other.startswith(f"{key}.") for other in found)}
     keys = {key for key in keys if not key.startswith("resources.") or key.removeprefix("resources.") not in SPEED_ONLY}
     keys -= {"resources", "per_domain"}

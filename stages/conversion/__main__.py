@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stages.conversion.call_log import read_calls, unmasked_lines
-from stages.conversion.rounds import convert
-from stages.conversion.router import CallRouter
 from stages.conversion.settings import load_settings
 from stages.runtime.command import command
 from stages.runtime.validation import ParamsError
@@ -29,6 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.unmask:
             print("\n".join(unmasked_lines(root / settings.log, root / settings.key)))
             return 0
+        from stages.conversion.rounds import convert  # loads torch, which takes seconds: settings are checked first
+        from stages.conversion.router import CallRouter
+
         if options.answer is None:
             report = convert(settings, root)
             why = f" ({report['why']})" if "why" in report else ""

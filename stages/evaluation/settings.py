@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from stages.agent.model_names import SEARCH
 from stages.agent.scaffold import Scaffold
 from stages.engine.settings import SamplingParams
 from stages.judging.utility_settings import Utilities
@@ -88,16 +87,6 @@ class Attribution(Section):
         if any(len(self.players_of(roles)) == 1 for roles in together.values()):
             return "has one player in a team, whose contribution is all of the gain: name two or more in players, or none"
         return None
-
-
-def check_search(evaluate: Evaluate, domain: str, returns: tuple[float, float]) -> None:
-    """Raise ParamsError if a model plays by search and `search.returns` are not those of a domain's episodes."""
-    searches = any(name.endswith(f"+{SEARCH}") for name in evaluate.models or ())
-    if searches and tuple(evaluate.search.returns) != returns:
-        raise ParamsError(
-            f"params.yaml: evaluate.search.returns is {evaluate.search.returns}, and episodes of {domain} return {list(returns)}"
-            f": set it to {list(returns)}, or take models with +{SEARCH} out of evaluate.models"
-        )
 
 
 def check_attribution(attribution: Attribution | None, teams: Mapping[str, Sequence[str]], source: str) -> None:

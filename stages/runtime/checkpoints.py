@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stages.runtime.files import atomic_file
+from stages.runtime.files import atomic_file, locked
 from stages.runtime.lineage import input_hashes
 from stages.runtime.spans import span
 from stages.runtime.stage import StageContext
@@ -46,7 +46,8 @@ class Checkpoints:
 
         path = self.path(name)
         try:
-            with atomic_file(path) as partial:
+            # Forks and shards may save what all of them need at once, under one partial name.
+            with locked(path.with_suffix(".lock"), wait=True), atomic_file(path) as partial:
                 with partial.open("wb") as handle:
                     torch.save(value, handle)
                 self._check(name, partial)

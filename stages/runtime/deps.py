@@ -26,6 +26,8 @@ EXEMPT = ("stages/runtime", "stages/tracking", "stages/serving", "stages/params.
 """The environment of stages and the assembly of params.yaml's sections, which change no output."""
 FOUND_BY_NAME = ("stages/environments", "stages/algorithms", "stages/merging")
 """Parts with a registry: importing it may load any module of the part."""
+OURS = ("stages", "flows", "tests")
+"""Packages of this repository."""
 COMMANDS = {"__main__.py", "check.py"}
 """Modules of commands, which no stage runs."""
 
@@ -50,24 +52,34 @@ def type_checking_lines(tree: ast.Module) -> set[int]:
 
 
 @cache
+def _imports(path: Path) -> tuple[frozenset[Path], frozenset[Path]]:
+    """See `direct_imports`: without and with those for type checking."""
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    for_types, names, more = type_checking_lines(tree), set[str](), set[str]()
+    for node in ast.walk(tree):
+        if not isinstance(node, (ast.Import, ast.ImportFrom)):
+            continue
+        found = more if node.lineno in for_types else names
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+            continue
+        base = node.module or ""
+        if node.level:
+            base = ".".join([*path.parts[: len(path.parts) - node.level], *filter(None, [node.module])])
+        if base.split(".")[0] not in OURS:
+            continue
+        parts = {f"{base}.{alias.name}" for alias in node.names}
+        found.update(parts)
+        if not all(module_path(name) for name in parts):
+            found.add(base)
+    runs, types = ({module_path(name) for name in group if name.split(".")[0] in OURS} for group in (names, more))
+    return frozenset(runs - {None, path}), frozenset((runs | types) - {None, path})  # type: ignore[arg-type]
+
+
 def direct_imports(path: Path, for_types: bool = False) -> frozenset[Path]:
     """Files of this repository that `path` (relative to the root) imports, also within functions, and with `for_types` for type
     checking; not their packages, unless it imports from these."""
-    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-    skipped, names = set() if for_types else type_checking_lines(tree), set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import) and node.lineno not in skipped:
-            names.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.lineno not in skipped:
-            base = node.module or ""
-            if node.level:
-                base = ".".join([*path.parts[: len(path.parts) - node.level], *filter(None, [node.module])])
-            parts = {f"{base}.{alias.name}" for alias in node.names}
-            names.update(parts)
-            if not all(module_path(name) for name in parts):
-                names.add(base)
-    found = {module_path(name) for name in names if name.split(".")[0] in ("stages", "flows", "tests")}
-    return frozenset({item for item in found if item is not None} - {path})
+    return _imports(path)[for_types]
 
 
 def source_files(folder: str) -> list[Path]:

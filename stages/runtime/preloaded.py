@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import runpy
@@ -12,12 +11,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from stages.runtime.stage import LIBRARIES
-from stages.runtime.workers import quiet_environment
+from stages.runtime.workers import import_for_good, quiet_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,12 +33,14 @@ class Preloaded:
         """`environment`: variables of the programs; `threads`, `local_model`: see `quiet_environment`."""
         given = json.dumps([threads, local_model, list(libraries)])
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, given],
+            [sys.executable, "-c", f"from {__name__} import serve; serve()", given],
             cwd=ROOT,
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            encoding="utf-8",
+            errors="replace",
         )
 
     def run(self, folder: Path, programs: Sequence[Sequence[str]], log: Path) -> tuple[int, float]:
@@ -98,7 +98,7 @@ def _become(orders: int, folder: str, programs: Sequence[Sequence[str]], log: st
                 raise
 
 
-def main() -> None:
+def serve() -> None:
     """Run what the lines on standard input say (see `Preloaded.run`); write a line with code and seconds after each."""
     threads, local_model, libraries = json.loads(sys.argv[1])
     orders, results = os.dup(0), os.dup(1)
@@ -106,11 +106,7 @@ def main() -> None:
     os.dup2(2, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the program, and the caller this process
     quiet_environment(threads, local_model)
-    gc.disable()  # imports leave no garbage, and looking for it takes a quarter of their time
-    for library in libraries:
-        import_module(library)
-    gc.freeze()  # no fork looks through what they all share
-    gc.enable()
+    import_for_good(libraries)
     with os.fdopen(orders, encoding="utf-8") as lines:
         for line in iter(lines.readline, ""):
             child = os.fork()
@@ -120,7 +116,3 @@ def main() -> None:
             _, status, usage = os.wait4(child, 0)
             done: Any = [os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime]
             os.write(results, f"{json.dumps(done)}\n".encode())
-
-
-if __name__ == "__main__":
-    main()

@@ -41,8 +41,8 @@ class ShardParams(Section):
 
 
 class Resources(Section):
-    """The machine, as profiles describe it. Of these keys, device, precision, tokens_per_batch, launch and the engine can change
-    results, by rounding; the others change speed alone."""
+    """The machine, as profiles describe it. Of these keys, device, threads, precision, tokens_per_batch, launch and the engine
+    can change results, by rounding; the others change speed alone."""
 
     device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
     """cpu, cuda, cuda:1 and so on."""

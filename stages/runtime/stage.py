@@ -7,6 +7,8 @@ A stage is `def run(context: StageContext) -> None`; its module ends with
 from __future__ import annotations
 
 import argparse
+import atexit
+import gc
 import os
 import sys
 import traceback
@@ -177,6 +179,7 @@ def _prepare(name: str, kind: Kind, settings: Settings, open_tracker: OpenTracke
     """Check the parameters and prepare this process, or its team of processes, which ends with `around`. Raises ParamsError."""
     domain, share = _options(name, kind)
     die_with_parent()
+    atexit.register(gc.freeze)  # what is left ends with the process: looking for garbage in it takes a second
     root = Path.cwd()
     params = settings.load_params(root / "params.yaml")
     if name == TRANSFER and domain not in params.evaluate.transfer:
@@ -252,6 +255,7 @@ def _run(context: StageContext, run: Callable[[StageContext], None], kind: Kind)
 
 def _add_spans(team: Team) -> None:
     """Add the other processes' times and counts to those of the first, which measures the stage."""
+    team.wait()  # so that the totals hold the wait for the last one
     for index, found in enumerate(team.gather(spans.totals())):
         if index and not team.index:
             spans.add(found)

@@ -16,7 +16,6 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Any, TypeVar
 
 from stages.runtime.parent import die_with_parent
 from stages.runtime.spans import span
+from stages.runtime.workers import import_for_good
 
 SHARED_MEMORY = Path("/dev/shm")
 Item = TypeVar("Item")
@@ -90,13 +90,24 @@ class Team:
             yield items[number]
 
     def shared(self, size: int) -> mmap.mmap:
-        """`size` bytes of shared memory, initialised to zero. All processes must make these calls in the same order."""
+        """`size` bytes of shared memory, initialised to zero. All processes must make these calls in the same order. Raises
+        OSError if there is not so much."""
         start = self._size
         self._size += -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
         fcntl.lockf(self._memory, fcntl.LOCK_EX)
-        if os.fstat(self._memory).st_size < self._size:  # else another process is ahead, and this would cut off what it has
-            os.ftruncate(self._memory, self._size)
-        fcntl.lockf(self._memory, fcntl.LOCK_UN)
+        try:
+            if os.fstat(self._memory).st_size < self._size:  # else another process is ahead, and this would cut off what it has
+                os.ftruncate(self._memory, self._size)
+            if hasattr(os, "posix_fallocate"):  # else a full file system ends the process by SIGBUS, without a message
+                os.posix_fallocate(self._memory, start, self._size - start)
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"no room for {size / 1e6:.0f} MB of memory shared by the stage's processes ({error.strerror}): enlarge "
+                f"{SHARED_MEMORY} (docker run --shm-size 2g), or set resources.workers to 1",
+            ) from error
+        finally:
+            fcntl.lockf(self._memory, fcntl.LOCK_UN)
         return mmap.mmap(self._memory, size, offset=start)
 
 
@@ -106,8 +117,8 @@ def started(count: int, libraries: Sequence[str] = ()) -> Iterator[Team]:
 
     `libraries` are imported once, before the forks, which share their memory.
     """
-    for library in libraries:
-        import_module(library)
+    if libraries:
+        import_for_good(libraries)
     folder = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
     with tempfile.TemporaryFile(dir=folder) as file:
         links: list[Connection] = []

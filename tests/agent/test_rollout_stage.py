@@ -164,6 +164,23 @@ def test_progress_ends_with_mean_reward_of_all_episodes(tmp_path, toy_domain, mo
     assert notes[-1] == f"mean reward {sum(episode.reward for episode in episodes) / 21:.2f}"
 
 
+def test_a_run_that_only_collects_logs_no_work_of_its_engine(tmp_path, toy_domain):
+    """Contract: engine/... are counts of the stage's work, not the zeros of an engine beside forks that played."""
+    logged: dict[str, float] = {}
+
+    class Recording(Tracker):
+        def metric(self, name, value, step=None):
+            logged[name] = value
+
+    context = replace(make_context(tmp_path / "run"), tracker=Recording())
+    rollout.run(replace(context, shard=Shard(1, 1)))
+    assert logged["engine/sampled_tokens"] > 0
+    logged.clear()
+    rollout.run(replace(context, collects=True))
+    assert "success" in logged
+    assert not [name for name in logged if name.startswith("engine/")]
+
+
 def test_stage_after_shards_writes_same_bytes(tmp_path, toy_domain, monkeypatch):
     """Contract: a shard writes only its chunks; the stage plays the chunks that no shard has finished."""
     plain, divided = make_context(tmp_path / "plain"), make_context(tmp_path / "divided")

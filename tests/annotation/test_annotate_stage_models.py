@@ -27,7 +27,8 @@ def test_stage_fits_q_model_and_progress_estimator_if_configured(context: StageC
     from stages.values.progress import ProgressEstimator
     from stages.values.q_model import load_q_model
 
-    annotate.run(context)
+    small = {**VALUES["annotate"], "iterations": 6}
+    annotate.run(replace(context, params=parse_params({**VALUES, "annotate": small})))
     assert read_json(context.data / "models/q/toy/q_model.json") == {"params": {"kind": "none"}}
     assert not (context.data / "annotated/toy/progress_model").exists()
     episodes = []
@@ -41,7 +42,7 @@ def test_stage_fits_q_model_and_progress_estimator_if_configured(context: StageC
     written = []
     for kind in ("step_dpo", "regression", "trajectory_dpo", "step_dpo"):
         changes = {"q_model": {"kind": kind, "epochs": 1.0}, "progress": {"kind": "spa", "epochs": 1.0}}
-        params = parse_params({**VALUES, "annotate": {**VALUES["annotate"], **changes}})
+        params = parse_params({**VALUES, "annotate": {**small, **changes}})
         again = replace(context, params=params)
         annotate.run(again)
         report = read_json(context.reports / "annotate/toy.json")

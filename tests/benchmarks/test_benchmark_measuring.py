@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from benchmarks import default_run, documents, measure, scaling, suite, workers
 from benchmarks.measure import Options, Result, Sample, Side, alternate, fastest, timed, turns
+from stages.runtime.costs import Cost, cost_file
+from stages.runtime.files import atomic_text
+from stages.runtime.lineage import identity
 
 ROOT = Path(__file__).parents[2]
 
@@ -185,6 +189,27 @@ def test_concurrent_stages_count_once():
     spans = [default_run.Span(5, 12, 1.0, 3.0), default_run.Span(0, 10, 1.0, 2.0), default_run.Span(20, 21, 1.0, 4.0)]
     assert default_run.busy_seconds(spans) == 13
     assert default_run.peak_bytes(spans) == 5.0
+
+
+def test_the_default_run_is_all_its_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Contract: the report counts as every stage, memory is that of all processes of a stage, and a run of which DVC restored a
+    stage from its cache, or which is of other inputs, has no time."""
+    by_domain = {"cmd": "-", "matrix": {"domain": "-"}}
+    stages = {"sft": {"cmd": "-"}, "rl": by_domain, "transfer": by_domain, "report": {"cmd": "-"}}
+    (tmp_path / "dvc.yaml").write_text(yaml.safe_dump({"stages": stages}))
+    same = identity({})
+    titles = ["sft", "rl@a", "rl@b", "report"]
+    for place, title in enumerate(titles):
+        assert default_run.recorded(tmp_path, ["a", "b"]) == {}
+        cost = Cost(same, 10.0, 12.0, peak_bytes=2, peak_tree_bytes=3 + place, done=True)
+        atomic_text(cost_file(tmp_path, title), json.dumps(asdict(cost)))
+    found = default_run.recorded(tmp_path, ["a", "b"])
+    assert {title: (span.end - span.start, span.cpu, span.peak) for title, span in found.items()} == {
+        title: (pytest.approx(10.0), 12.0, 3 + place) for place, title in enumerate(titles)
+    }
+    assert default_run.recorded(tmp_path, ["a", "b"], ["c"]) == {}
+    atomic_text(cost_file(tmp_path, "rl@b"), json.dumps(asdict(Cost("other", 10.0, done=True))))
+    assert default_run.recorded(tmp_path, ["a", "b"]) == {}
 
 
 def test_claim_times_are_read_from_the_results():

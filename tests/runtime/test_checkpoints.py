@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pytest
@@ -135,6 +139,22 @@ def test_full_disk_raises_and_keeps_previous_checkpoint(context: StageContext, m
     monkeypatch.undo()
     assert checkpoints.load("state") == 1
     assert not list(checkpoints.folder.glob("*.partial"))
+
+
+def test_processes_that_save_at_once_take_turns(context: StageContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: forks and shards that save what all of them need, under one name, leave a good checkpoint and do not fail."""
+    checkpoints, save, together = Checkpoints(context), torch.save, threading.Barrier(2)
+
+    def meeting(value: object, handle: IO[bytes]) -> None:
+        with suppress(threading.BrokenBarrierError):
+            together.wait(0.3)  # both are here if nothing keeps them apart
+        save(value, handle)
+
+    monkeypatch.setattr(torch, "save", meeting)
+    with ThreadPoolExecutor(2) as pool:
+        for saved in [pool.submit(checkpoints.save, "weights", {"weights": torch.zeros(1000)}) for _ in range(2)]:
+            saved.result()
+    assert checkpoints.load("weights")["weights"].shape == (1000,)
 
 
 def test_kill_during_save_keeps_previous_checkpoint(context: StageContext, monkeypatch: pytest.MonkeyPatch) -> None:

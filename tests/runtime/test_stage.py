@@ -159,6 +159,22 @@ def test_stage_logs_its_speed(project: Path, monkeypatch: pytest.MonkeyPatch, fo
     assert 0 < logged["speed/share/engine"] < 1
 
 
+@pytest.mark.parametrize("slow", [0, 1])
+def test_the_wait_for_the_last_process_counts(project: Path, monkeypatch: pytest.MonkeyPatch, slow: int) -> None:
+    """Contract: what a process waits at the end, because others got more or slower work, is in its share of waiting."""
+
+    def run(context: StageContext) -> None:
+        if context.team and context.team.index == slow:
+            time.sleep(0.4)
+
+    (project / "params.yaml").write_text("domains: [search]\nper_domain: {search: {}}\nresources: {workers: 2}\n")
+    monkeypatch.setattr(runtime, "LIBRARIES", ())
+    assert stage_run("rollout", run, params, lambda *_: Tracker(), forked=True) == 0
+    cost = read_cost(project, "rollout")
+    assert cost is not None
+    assert cost.spans["waiting"] > 0.3
+
+
 def test_bad_params_file_gives_its_own_exit_code(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (project / "params.yaml").write_text("domains: [search]\nper_domain: {search: {}}\nrl: {step: 3}\n")
     assert stage_run("sft", raising(AssertionError("must not run")), params, open_tracker) == BAD_PARAMETERS

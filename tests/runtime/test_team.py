@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from itertools import chain
+
+import pytest
 
 from stages.runtime.team import started
 
@@ -43,3 +46,21 @@ def test_slow_process_does_not_cut_off_shared_memory() -> None:
         team.wait()
         assert team.gather(None)[1] == b"me"
         assert bytes(team.shared(8)[:2]) == b"me"
+
+
+def test_shared_memory_is_there_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: where /dev/shm is too small, as in a container, an error names the remedy; writing would end in SIGBUS."""
+    with started(1) as team:
+        before = os.fstat(team._memory).st_blocks
+        team.shared(1 << 20)
+        assert (os.fstat(team._memory).st_blocks - before) * 512 >= 1 << 20
+
+        def full(handle: int, start: int, size: int) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(os, "posix_fallocate", full)
+        with pytest.raises(
+            OSError, match=r"no room for 8 MB of memory.*No space left.*--shm-size.*resources\.workers to 1"
+        ) as raised:
+            team.shared(8_000_000)
+        assert raised.value.errno == errno.ENOSPC

@@ -77,8 +77,8 @@ def _off(root: Path, document: Path) -> str:
     return (
         f"`rollout` and `annotate` change no model themselves. On {experiment.environment}, choosing tasks by rollout's success "
         f"rates is worth {_points(of_rollout)}, and the best use of annotate's trees, {ARMS[best['arm']][0]}, {_points(best)} "
-        f"against playing their steps as episodes ([lifecycle]({link(FOLDER / f'{SLUG}.md', document)})). `annotate.tasks: 0` "
-        "switches the trees off."
+        f"against playing their steps as episodes ([lifecycle]({link(FOLDER / f'{SLUG}.md', document)})). So by "
+        "default no trees are grown; `annotate.tasks: 48` grows some."
     )
 
 

@@ -61,7 +61,10 @@ def _write_earlier_run(root: Path, params: Params) -> None:
 def make_run(root: Path, seed: int = 0) -> Params:
     """Write a complete run below `root`; returns its parameters (also written to params.yaml)."""
     rng = random.Random(seed)
-    values = {"domains": list(DOMAINS), "per_domain": {domain: {} for domain in DOMAINS}, "report": {"episodes": 12}}
+    values = {
+        **{"domains": list(DOMAINS), "per_domain": {domain: {} for domain in DOMAINS}},
+        **{"annotate": {"tasks": 48}, "report": {"episodes": 12}},
+    }
     root.mkdir(parents=True, exist_ok=True)
     (root / "params.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
     reports = root / "reports"

@@ -242,7 +242,7 @@ def test_fsdp_with_archer_is_rejected_when_sft_starts(tmp_path: Path) -> None:
         ({"rl": {"warm_start": {"algorithm": "tree_bc"}}}, "rl.warm_start"),
     ]
     for more, named in changes:
-        params = parse_params(deep_merge(MINIMAL, {"resources": {"launch": "split.yaml"}, **more}))
+        params = parse_params(deep_merge(MINIMAL, {"resources": {"launch": "split.yaml"}, "annotate": {"tasks": 48}, **more}))
         with pytest.raises(ParamsError, match=rf"resources.launch: split.yaml.*{named}.*use profiles/accelerate/ddp.yaml"):
             check_launch(params, tmp_path)
 

@@ -35,7 +35,7 @@ def test_shipped_file_has_defaults_and_is_short() -> None:
 
 def test_shipped_profiles_change_only_their_sections() -> None:
     changes = {"one-gpu": {"resources", "model"}, "three-domains": {"domains"}, "search-and-code": {"domains", "sft"}}
-    changes["seven-domains"] = {"domains", "annotate", "evaluate"}
+    changes["seven-domains"] = {"domains", "evaluate"}
     changes["transfer-bank"] = {"evaluate"}
     # Another model: its budgets, never the methods that are compared by default.
     changes["gemma-270m"] = changes["gemma-270m-gpu"] = {*Params.model_fields} - {"seed"}

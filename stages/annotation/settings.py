@@ -203,7 +203,7 @@ class Pairs(Section):
 class Annotate(Section):
     """Search trees over training tasks, and what is made of them."""
 
-    tasks: Annotated[int, Field(ge=0)] = 48
+    tasks: Annotated[int, Field(ge=0)] = 0
     """Training tasks that get a search tree; 0: no trees, and no model that is fitted to them."""
     iterations: Count = 16
     """Per tree; under selection.rule flat and omega: solutions."""

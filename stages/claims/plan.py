@@ -88,6 +88,8 @@ def shaping(experiment: Experiment, values: Mapping[str, Any]) -> dict[str, Any]
     return _SHAPED[asked]
 
 
+KEYS_DEFAULTS: Mapping[str, Mapping[str, Any]] = {"annotate": {"tasks": 48}}
+"""Defaults that keys go by in place of the sections' own, so that runs stay valid when those change."""
 _SHAPED: dict[str, dict[str, Any]] = {}
 """To check settings takes most of the time of a plan, and planning, tuning and costs ask for the same ones."""
 
@@ -96,7 +98,13 @@ def _shaping(experiment: Experiment, values: Mapping[str, Any]) -> dict[str, Any
     if experiment.lane == "control":
         return PROBLEMS[experiment.environment].settings.model_validate(values).model_dump(mode="json", exclude_defaults=True)
     parse = parse_search if experiment.lane == "designs" else parse_params
-    found = parse(values, "params.yaml").model_dump(mode="json", exclude_defaults=True)
+    parsed = parse(values, "params.yaml")
+    found = parsed.model_dump(mode="json", exclude_defaults=True)
+    for name, defaults in KEYS_DEFAULTS.items():
+        section = {**found.get(name, {}), **parsed.model_dump(mode="json", include={name: set(defaults)})[name]}
+        found[name] = {key: value for key, value in section.items() if (key, value) not in defaults.items()}
+        if not found[name]:
+            del found[name]
     found["resources"] = {name: one for name, one in found.get("resources", {}).items() if name in RESOURCES}
     for name in ("report",) if experiment.lane == "merge" else ("report", "merge"):
         found.pop(name, None)

@@ -7,9 +7,10 @@ common random numbers.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -360,11 +361,17 @@ def _episodes(
         return play_by_search(engine, player.chat, pool, requests, job.search, labels, **limits)
 
 
+@lru_cache(maxsize=16)
+def _domain(name: str, environment: str) -> Domain:
+    """One for all models that play it, so that games and what their commands did are remembered. `environment`: JSON."""
+    return load_domain(name, json.loads(environment))
+
+
 def play(job: Job, settings: Settings) -> Outcome:
     """Play one job. Deterministic: rows sorted by task and attempt, the same whoever plays what else."""
     from stages.agent.rollout import attempts
 
-    domain, scaffold = load_domain(job.domain, job.environment), settings.scaffold
+    domain, scaffold = _domain(job.domain, json.dumps(job.environment, sort_keys=True)), settings.scaffold
     tasks = [scaffold.brief(instructed(task, job.instruction)) for task in job.tasks]
     requests = [replace(one, examples=job.examples) for one in attempts(tasks, job.attempts * job.draws)]
     episodes, more = _episodes(job, requests, domain, settings)

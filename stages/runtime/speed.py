@@ -18,7 +18,8 @@ STAGES = ("curate", "transfer", "sft", "rollout", "annotate", "rl", "merge", "ev
 PARTS = ("start", "environment", "engine", "training", "waiting", "files", "other")
 """What a stage's processes do, as spans name it (stages/runtime/spans.py). environment: resets and steps, or waiting for those of
 another thread; waiting: for the stage's other processes; files: checkpoints."""
-HEADER = ("stage", "time", "CPU use", "tokens sampled/s", "tokens fed/s", "steps/s", "ms per step", "memory", *PARTS)
+RATES = ("tokens sampled/s", "tokens fed/s", "steps/s", "ms per step", "steps remembered", "time saved", "memory")
+HEADER = ("stage", "time", "CPU use", *RATES, *PARTS)
 
 
 class Measurements(Protocol):
@@ -51,7 +52,8 @@ def part_seconds(seconds: Mapping[str, float]) -> dict[str, float]:
 
 def speed(cost: Measurements) -> dict[str, float]:
     """Figures by name: `cpu_use` (of all cores, 0 to 1); `share/<part>` and `share/<span>`, of the time of all processes;
-    `<count>_per_s`, `environment_ms` per step, `memory_bytes`. Without what was not measured."""
+    `<count>_per_s`, `environment_ms` per step, `environment_remembered` of the steps (0 to 1), `environment_saved_s`, had these
+    taken as long as the others, `memory_bytes`. Without what was not measured."""
     found: dict[str, float] = {}
     if cost.seconds and cost.cores:
         found["cpu_use"] = cost.cpu_seconds / cost.seconds / cost.cores
@@ -62,7 +64,10 @@ def speed(cost: Measurements) -> dict[str, float]:
         found |= {f"{name}_per_s": number / cost.seconds for name, number in cost.counts.items()}
     if steps := cost.counts.get("environment_steps"):
         # Where another thread steps, the main thread's span is the wait for it.
-        found["environment_ms"] = 1000 * (cost.beside.get("environment") or cost.spans.get("environment", 0.0)) / steps
+        spent, hits = cost.beside.get("environment") or cost.spans.get("environment", 0.0), cost.counts.get("environment_hits", 0)
+        found["environment_ms"] = 1000 * spent / steps
+        if 0 < hits < steps:
+            found |= {"environment_remembered": hits / steps, "environment_saved_s": spent * hits / (steps - hits)}
     if cost.peak_tree_bytes:
         found["memory_bytes"] = float(cost.peak_tree_bytes)
     return found
@@ -93,7 +98,12 @@ def row(title: str, cost: Measurements) -> list[str]:
     size = memory(found["memory_bytes"]) if "memory_bytes" in found else "–"
     shares = [cell(f"share/{part}", "{:.0f} %", 100) for part in PARTS]
     use = cell("cpu_use", "{:.0f} %", 100)
-    return [title, duration(cost.seconds), use, *rates, cell("environment_ms", "{:.2g}"), size, *shares]
+    steps = [
+        cell("environment_ms", "{:.2g}"),
+        cell("environment_remembered", "{:.0f} %", 100),
+        cell("environment_saved_s", "{:,.0f} s"),
+    ]
+    return [title, duration(cost.seconds), use, *rates, *steps, size, *shares]
 
 
 def in_order(titles: Iterable[str]) -> list[str]:

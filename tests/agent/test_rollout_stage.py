@@ -241,7 +241,7 @@ READERS = {
     "rl.replay.records": {"rl": {"algorithm": "archer", "replay": {"records": ["rollouts"]}}},
     "annotate.progress.kind: spa": {"annotate": {"progress": {"kind": "spa"}}},
     "annotate.judge_model.labels: policy": {"annotate": {"judge_model": {"kind": "comparison", "labels": "policy"}}},
-    "annotate.evaluation.kind: mixed": {"annotate": {"evaluation": {"kind": "mixed"}}},
+    "annotate.evaluation.kind: mixed": {"annotate": {"tasks": 48, "evaluation": {"kind": "mixed"}}},
 }
 
 

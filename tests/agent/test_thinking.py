@@ -303,7 +303,7 @@ def test_tree_nodes_hold_actions_without_thoughts(tiny_policy: Path) -> None:
 
 def test_every_stage_passes_model_thinking_to_chat() -> None:
     """Contract: whoever makes a chat for the run's policy passes `model.thinking`; without thoughts are pretraining, small models
-    for narrow calls, and a judge, an adviser or a model that is asked for a choice, which answer by the probabilities of their
+    for narrow calls, an imported file, whose end of a turn is looked up, and a judge, an adviser or a model that is asked for a choice, which answer by the probabilities of their
     options."""
     missing = []
     for path in sorted((ROOT / "stages").rglob("*.py")):
@@ -324,6 +324,7 @@ def test_every_stage_passes_model_thinking_to_chat() -> None:
     assert missing == [
         "stages/control/advice/language_model.py",
         *["stages/conversion/specialise.py"] * 2,
+        "stages/exchange/gguf.py",
         "stages/judging/chooser.py",
         "stages/judging/generative.py",
         "stages/judging/local.py",

@@ -170,7 +170,7 @@ def test_critic_support_must_contain_the_returns() -> None:
 
 def test_critic_init_from_value_model_needs_equal_heads() -> None:
     """Contract: rl.critic.init: value_model is rejected where the heads differ, and under LoRA."""
-    values: dict[str, Any] = {"domains": ["search"], "per_domain": {"search": {}}}
+    values: dict[str, Any] = {"domains": ["search"], "per_domain": {"search": {"annotate": {"tasks": 48}}}}
     parse_params({**values, "rl": {"algorithm": "ppo", "critic": {"init": "value_model"}}})
     archer = {"algorithm": "archer", "critic": {"init": "value_model"}}
     with pytest.raises(ParamsError, match=r"rl\.critic\.head is .*'mse'.*make them equal"):

@@ -75,7 +75,7 @@ LABELLED = {"pairs": {"outcome_gate": False}}
 def test_what_annotate_makes_of_success_is_refused(settings: dict[str, Any], annotate: dict[str, Any], named: str) -> None:
     """Pairs and labels of trees that depend on success, and a judge model that learns from such pairs."""
     method = resolve(Rl.model_validate(settings), 128)
-    given = (method.rl, method.method.data, BriefingDomain(), Annotate.model_validate(annotate))
+    given = (method.rl, method.method.data, BriefingDomain(), Annotate.model_validate({"tasks": 48, **annotate}))
     if not named:
         check_hidden(*given)
         return

@@ -10,6 +10,7 @@ from stages.annotation.derived import q_range, value_head, value_range
 from stages.annotation.settings import Annotate
 from stages.params import ParamsError, check_domains, parse_params
 
+TREES: dict[str, Any] = {"tasks": 48}
 EAGER = {"kind": "eager"}
 WIDE: dict[str, Any] = {"value_model": {"head": {"v_min": -7.0, "v_max": 2.0}}}
 NARROW: dict[str, Any] = {"value_model": {"head": {"v_min": -5.0, "v_max": 1.5}}}
@@ -80,7 +81,7 @@ DISCARDED: dict[str, Any] = {"expansion": EAGER, "evaluation": {"keep_rollouts":
 def test_conflicting_settings_are_rejected(settings: dict[str, Any], message: str):
     """Contract: settings that would have no effect or no meaning are rejected before anything runs."""
     with pytest.raises(ValueError, match=message):
-        Annotate(**settings)
+        Annotate(**TREES | settings)
 
 
 @pytest.mark.parametrize(
@@ -118,10 +119,10 @@ def test_conflicting_settings_are_rejected(settings: dict[str, Any], message: st
 def test_settings_without_effect_are_rejected(settings: dict[str, Any], message: str):
     """Contract: the message says what would read the setting and what to set it to."""
     with pytest.raises(ValueError, match=message):
-        Annotate(**settings)
+        Annotate(**TREES | settings)
 
 
-PLAIN: dict[str, Any] = {"domains": ["search"], "per_domain": {"search": {}}}
+PLAIN: dict[str, Any] = {"domains": ["search"], "per_domain": {"search": {}}, "annotate": TREES}
 
 
 @pytest.mark.parametrize(
@@ -155,7 +156,7 @@ def test_no_trees_are_accepted_where_nothing_reads_them():
 
 def test_settings_are_accepted_where_they_have_an_effect():
     """Contract: pairs.top and bottom also choose the episodes of trajectory_dpo; prior_temperature applies to puct."""
-    ends = Annotate(pairs={"rule": "threshold", "top": 3, "bottom": 1}, q_model={"kind": "trajectory_dpo"}).pairs
+    ends = Annotate(**TREES, pairs={"rule": "threshold", "top": 3, "bottom": 1}, q_model={"kind": "trajectory_dpo"}).pairs
     assert (ends.top, ends.bottom) == (3, 1)
     other = Annotate(selection={"rule": "puct", "prior_temperature": 2.0}, value_model={"rollouts": False})
     assert (other.selection.prior_temperature, other.value_model.rollouts) == (2.0, False)
@@ -181,7 +182,7 @@ def test_policy_backbone_needs_the_torch_engine():
 def test_episode_preferences_need_kept_rollouts():
     """Contract: methods on pairs of whole episodes need rollouts as nodes; methods on steps, and those that play episodes, do
     not."""
-    values: dict[str, Any] = {"domains": ["search"], "per_domain": {"search": {}}, "annotate": DISCARDED}
+    values: dict[str, Any] = {"domains": ["search"], "per_domain": {"search": {}}, "annotate": TREES | DISCARDED}
     with pytest.raises(ParamsError, match="keep_rollouts: false does not keep"):
         parse_params({**values, "rl": {"algorithm": "dpo"}})
     parse_params({**values, "rl": {"algorithm": "step_dpo"}})
@@ -193,7 +194,8 @@ def test_value_ranges_follow_the_returns():
     for q in ("rollout", "best"):
         params = Annotate(returns=[-6.0, 0.0], labels={"q": q}, pairs={"min_margin": 5.0}, **WIDE)
         assert value_range(params) == q_range(params) == (-6.0, 0.0)
-    tree = Annotate(returns=[-6.0, 0.0], labels={"q": "tree"}, pairs={"min_margin": 1.0}, q_model={"kind": "regression"}, **WIDE)
+    graded: dict[str, Any] = {"labels": {"q": "tree"}, "pairs": {"min_margin": 1.0}, "q_model": {"kind": "regression"}}
+    tree = Annotate(**TREES, returns=[-6.0, 0.0], **graded, **WIDE)
     assert (value_range(tree), q_range(tree)) == ((-6.0, 0.0), (0.0, 1.0))
     assert value_range(Annotate(returns=[-6.0, 0.0], labels={"q": "hard"})) == (0.0, 1.0), "hard labels are 0 or 1"
 
@@ -230,7 +232,7 @@ def test_values_that_do_not_estimate_the_return_are_rejected(rl: dict[str, Any],
     """Contract: readers of the step-value model need estimates of the environment's undiscounted return; the message names the
     reader and the remedy."""
     with pytest.raises(ParamsError, match=message):
-        parse_params({"domains": ["wordle"], "per_domain": {"wordle": {"rl": rl, "annotate": annotate}}})
+        parse_params({"domains": ["wordle"], "per_domain": {"wordle": {"rl": rl, "annotate": TREES | annotate}}})
 
 
 @pytest.mark.parametrize("q", ["rollout", "tree", "best"])
@@ -247,4 +249,4 @@ def test_step_credit_supports_any_returns(q: str):
         {"wordle": wordle, "shop": start},
     ):
         per_domain = {"wordle": {**lmrl, "rl": rl["wordle"]}, "shop": {**shop, "rl": rl["shop"]}}
-        check_domains(parse_params({"domains": ["wordle", "shop"], "per_domain": per_domain}))
+        check_domains(parse_params({"domains": ["wordle", "shop"], "per_domain": per_domain, "annotate": TREES}))

@@ -62,7 +62,7 @@ CHOICE: dict[str, Any] = {
     **{name: SPEC[name] for name in ("method", "paper", "switch", "environment", "family")},
     "lane": "annotate",
     "start": "own",
-    "shared": {"annotate": {"q_model": {"kind": "step_dpo"}}},
+    "shared": {"annotate": {"tasks": 48, "q_model": {"kind": "step_dpo"}}},
     "arms": {"plain": {}, "q": {"evaluate": {"models": ["sft+q"]}}},
     "claims": [{"says": "x", "arm": "q", "against": "plain"}],
 }

@@ -57,6 +57,14 @@ def test_run_key_depends_only_on_its_parameters() -> None:
         assert run.key == params_hash(shaping(annotate, run.values)), run.name
 
 
+def test_keys_outlive_a_changed_default() -> None:
+    """Contract: 48 trees were the default when the first runs were made, whose keys do not name them; no trees are named."""
+    (run, *_), usual = planned_runs(experiment(), PARAMS), {**PARAMS.get("annotate", {})}
+    shaped = {count: shaping(experiment(), {**run.values, "annotate": {**usual, "tasks": count}}) for count in (0, 8, 48)}
+    assert "tasks" not in shaped[48].get("annotate", {})
+    assert [shaped[count]["annotate"]["tasks"] for count in (0, 8)] == [0, 8]
+
+
 def test_run_without_a_metric_is_repeated_unless_rows_give_it() -> None:
     """Contract: pass@k and difficulty can be computed after the runs; metrics that were not measured cannot."""
     rows = [

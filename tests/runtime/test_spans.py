@@ -160,7 +160,7 @@ COST = Cost(
     peak_tree_bytes=1_500_000_000,
     spans={"start": 10, "engine": 90, "training": 20, "training.forward": 30, "unknown": 50},
     beside={"environment": 4},
-    counts={"sampled_tokens": 5000, "environment_steps": 2000},
+    counts={"sampled_tokens": 5000, "environment_steps": 2000, "environment_hits": 1500},
     done=True,
 )
 
@@ -173,9 +173,10 @@ def test_speed_metrics_of_a_cost() -> None:
     assert found["share/other"] == 0.25
     assert sum(found[f"share/{part}"] for part in PARTS) == pytest.approx(1)
     assert (found["sampled_tokens_per_s"], found["environment_ms"], found["memory_bytes"]) == (50, 2, 1.5e9)
+    assert (found["environment_remembered"], found["environment_saved_s"]) == (0.75, 12), "500 steps took 4 s, so 1,500 take 12"
     assert part_seconds({"nothing.known": 3})["other"] == 3
     cells = row("rl@search", COST)
-    assert cells[:8] == ["rl@search", "1 min 40 s", "75 %", "50", "–", "20", "2", "1.5 GB"]
+    assert cells[:10] == ["rl@search", "1 min 40 s", "75 %", "50", "–", "20", "2", "75 %", "12 s", "1.5 GB"]
     assert speed(Cost("a")) == {}
 
 

@@ -97,7 +97,9 @@ HARD = {"judge": {"context": "hard"}, "max_turns": 12}
 
 
 def check(**sections: Any) -> None:
-    check_domains(parse_params({"domains": ["search"], "per_domain": {"search": {"environment": HARD}}, **sections}))
+    trees = {"tasks": 48, **sections.pop("annotate", {})}
+    per_domain = {"search": {"environment": HARD}}
+    check_domains(parse_params({"domains": ["search"], "per_domain": per_domain, "annotate": trees, **sections}))
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_returns_are_the_domains() -> None:
         ({"credit": {"kind": "annotated"}, "reannotate": {"annotate": {"tasks": 3}}}, "rl.reannotate.annotate has no effect"),
         ({"credit": {"kind": "annotated"}, "reannotate": {"every": 5, "annotate": {"tassks": 3}}}, "unknown key 'tassks'"),
         (
-            {"credit": {"kind": "annotated"}, "reannotate": {"every": 5, "annotate": {"gamma": 0.9}}},
+            {"credit": {"kind": "annotated"}, "reannotate": {"every": 5, "annotate": {"tasks": 3, "gamma": 0.9}}},
             "rl.reannotate.annotate needs undiscounted values",
         ),
         (
@@ -127,12 +127,12 @@ def test_returns_are_the_domains() -> None:
             "rl.reannotate.annotate.value_model has no effect: only credit.kind: annotated reads it",
         ),
         (
-            {"imitation": {"ratio": 1.0}, "reannotate": {"every": 5, "annotate": {"evaluation": {"kind": "mixed"}}}},
+            {"imitation": {"ratio": 1.0}, "reannotate": {"every": 5, "annotate": {"tasks": 3, "evaluation": {"kind": "mixed"}}}},
             "rl.reannotate.annotate.evaluation.kind is mixed",
         ),
     ],
 )
 def test_invalid_settings_are_refused(section: dict[str, Any], message: str) -> None:
     with pytest.raises(ParamsError) as error:
-        parse_params({"domains": ["toy"], "per_domain": {"toy": {"rl": section}}})
+        parse_params({"domains": ["toy"], "per_domain": {"toy": {"rl": section}}, "annotate": {"tasks": 48}})
     assert message in str(error.value)

@@ -258,7 +258,7 @@ def test_missing_q_model_error_says_what_to_do(tmp_path: Path) -> None:
 )
 def test_inapplicable_q_model_settings_are_rejected(changes: dict, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        Annotate(q_model=changes)
+        Annotate(tasks=48, q_model=changes)
 
 
 @pytest.mark.parametrize("states", [predicting_states, sharing_states])

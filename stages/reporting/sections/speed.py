@@ -37,8 +37,9 @@ def speed_section(inputs: Inputs) -> Section | None:
     section.blocks.append(Table("Shares of the processes' time", (HEADER[0], *HEADER[MEASURES:]), shares))
     machines = "; ".join(sorted({item.machine for item in ordered.values()}))
     text = (
-        f"Speed of {'this run' if own else name_of(*found)}, measured on {machines}. Rates are per second of the stage; memory "
-        "is that of all its processes together. For the runs in this checkout: python -m stages.runtime.speed."
+        f"Speed of {'this run' if own else name_of(*found)}, measured on {machines}. Rates are per second of the stage. Steps "
+        "that the environment remembers are not run again; the time saved, of all processes, is what they would have taken. "
+        "Memory is that of all processes together. For the runs in this checkout: python -m stages.runtime.speed."
     )
     section.blocks.append(Text(text))
     return section

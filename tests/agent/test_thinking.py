@@ -303,8 +303,8 @@ def test_tree_nodes_hold_actions_without_thoughts(tiny_policy: Path) -> None:
 
 def test_every_stage_passes_model_thinking_to_chat() -> None:
     """Contract: whoever makes a chat for the run's policy passes `model.thinking`; without thoughts are pretraining, small models
-    for narrow calls, an imported file, whose end of a turn is looked up, and a judge, an adviser or a model that is asked for a choice, which answer by the probabilities of their
-    options."""
+    for narrow calls, an imported file, whose end of a turn is looked up, and a judge, an adviser or a model that is asked for a
+    choice, which answer by the probabilities of their options."""
     missing = []
     for path in sorted((ROOT / "stages").rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))

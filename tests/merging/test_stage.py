@@ -156,7 +156,11 @@ def test_base_setting_selects_base_model_for_deltas(tmp_path: Path) -> None:
 
 def diagnosed(**shares: float) -> dict[str, Any]:
     """Diagnostics of models that changed these shares of their weights."""
-    return {"models": {name: {"changed_fraction": share, "sparsity": 0.0} for name, share in shares.items()}, "pairs": [], "groups": []}
+    return {
+        "models": {name: {"changed_fraction": share, "sparsity": 0.0} for name, share in shares.items()},
+        "pairs": [],
+        "groups": [],
+    }
 
 
 def test_eps_above_most_changes_is_warned_about(capsys: pytest.CaptureFixture[str]) -> None:

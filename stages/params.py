@@ -247,7 +247,7 @@ def check_selectors(params: Params, source: str) -> None:
     algorithms = ", ".join(sorted({algorithm for _, algorithm in sections}))
     lacking = {}
     if all(annotate.q_model.kind == "none" for annotate, _ in sections):
-        lacking["q"] = "a Q-model, and annotate.q_model.kind is none: set it to step_dpo or regression"
+        lacking["q"] = "a Q-model, and annotate.q_model.kind is none: set it to step_dpo or regression, and tasks above 0"
     if not any(learns_token_values(composition(algorithm)) for _, algorithm in sections):
         lacking["value"] = f"token values, and rl.algorithm is {algorithms}: set it to b_coder, or leave out models with +value"
     if not any(params.section("rl", domain).preference.reward_model for domain in params.domains):

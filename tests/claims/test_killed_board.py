@@ -105,7 +105,13 @@ def git(root: Path, *arguments: str) -> None:
 def project(root: Path) -> None:
     """A checkout with one experiment, committed."""
     files = {f"stages/{name}.py": text for name, text in STAGES.items()}
-    files |= {"data/base/a": "a", "data/packages/a": "a", "data/raw/a": "a", "dvc.yaml": yaml.safe_dump(PIPELINE)}
+    files |= {
+        ".dvcignore": "",
+        "data/base/a": "a",
+        "data/packages/a": "a",
+        "data/raw/a": "a",
+        "dvc.yaml": yaml.safe_dump(PIPELINE),
+    }
     files |= {str(FOLDER / "rloo.yaml"): yaml.safe_dump(EXPERIMENT), "params.yaml": (ROOT / "params.yaml").read_text()}
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)

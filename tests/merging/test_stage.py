@@ -169,7 +169,7 @@ def test_eps_above_most_changes_is_warned_about(capsys: pytest.CaptureFixture[st
     warning = capsys.readouterr().err
     assert "rl@search" in warning
     assert "0.0%" in warning
-    assert "lower merge.ram.eps" in warning
+    assert "lower it" in warning
     assert "textworld" not in warning
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,8 @@ class Preloaded:
         self._process.terminate()
         for stream in (self._process.stdin, self._process.stdout):
             assert stream is not None
-            stream.close()
+            with suppress(OSError):  # what was written to a process that has ended
+                stream.close()
         self._process.wait()
 
 

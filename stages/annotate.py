@@ -106,6 +106,12 @@ def grow_nothing(context: StageContext, domain: Domain, tasks: Sequence[Task], p
     log_models(context, report)
 
 
+def has_trees(context: StageContext) -> bool:
+    """Whether there are trees to grow, which processes can share."""
+    params: Annotate = context.section("annotate")
+    return params.tasks > 0
+
+
 def run(context: StageContext) -> None:
     from stages.agent.constrained_engine import constrained
     from stages.agent.player import open_player
@@ -168,4 +174,4 @@ def run(context: StageContext) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(stage_run("annotate", run, params, open_tracker, per_domain=True, sharded=True, forked=True))
+    raise SystemExit(stage_run("annotate", run, params, open_tracker, per_domain=True, sharded=True, forked=has_trees))

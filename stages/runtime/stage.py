@@ -149,14 +149,21 @@ OpenTracker = Callable[[Path, str, "str | None", Any], Tracker]
 @dataclass(frozen=True)
 class Kind:
     """per_domain: the stage takes --domain; launched: it trains, and starts under `accelerate launch` if resources.launch says
-    so; sharded: it can be divided (--shard, resources.shards); forked: resources.workers divide it on a CPU; prune: removes
-    unlisted domains from its inputs (stages.runtime.unlisted_domains)."""
+    so; sharded: it can be divided (--shard, resources.shards); forked: resources.workers divide it on a CPU, or do
+    where this is true of it; prune: removes unlisted domains from its inputs (stages.runtime.unlisted_domains)."""
 
     per_domain: bool = False
     launched: bool = False
     sharded: bool = False
-    forked: bool = False
+    forked: bool | Callable[[StageContext], bool] = False
     prune: Callable[[StageContext], object] | None = None
+
+    def divides(self, context: StageContext) -> bool:
+        """Whether forks share the work."""
+        resources = context.params.resources
+        if context.shard or resources.device != "cpu" or resources.workers < 2:
+            return False
+        return self.forked(context) if callable(self.forked) else self.forked
 
 
 def _options(name: str, kind: Kind) -> tuple[str | None, str | None]:
@@ -238,7 +245,7 @@ def _run(context: StageContext, run: Callable[[StageContext], None], kind: Kind)
         if kind.sharded and not context.shard and params.resources.shards.count > 1:
             run_shards(root, name, domain, params.resources.shards)
             context = replace(context, collects=True)
-        elif kind.forked and not context.shard and params.resources.device == "cpu" and params.resources.workers > 1:
+        elif kind.divides(context):
             _run_in_forks(context, run)
             context = replace(context, collects=True)
         run(context)
@@ -300,7 +307,7 @@ def stage_run(
     per_domain: bool = False,
     launched: bool = False,
     sharded: bool = False,
-    forked: bool = False,
+    forked: bool | Callable[[StageContext], bool] = False,
     prune: Callable[[StageContext], object] | None = None,
 ) -> int:
     """Run one stage from the command line; returns the exit code (0 done; FAILED; BAD_PARAMETERS). See Kind."""

@@ -133,7 +133,8 @@ def test_exit_code_is_independent_of_which_process_fails(
 
 
 @pytest.mark.parametrize("forked", [False, True])
-def test_stage_logs_its_speed(project: Path, monkeypatch: pytest.MonkeyPatch, forked: bool) -> None:
+@pytest.mark.parametrize("asked", [False, True])
+def test_stage_logs_its_speed(project: Path, monkeypatch: pytest.MonkeyPatch, forked: bool, asked: bool) -> None:
     """Contract: speed/... are metrics of the run, summed over the processes that share a stage's work."""
     logged: dict[str, float] = {}
 
@@ -150,7 +151,7 @@ def test_stage_logs_its_speed(project: Path, monkeypatch: pytest.MonkeyPatch, fo
     (project / "params.yaml").write_text("domains: [search]\nper_domain: {search: {}}\nresources: {workers: 3, device: cpu}\n")
     monkeypatch.setattr(runtime, "input_hashes", lambda *_, **__: {})
     monkeypatch.setattr(runtime, "output_hashes", lambda *_: {})
-    assert stage_run("rollout", run, params, lambda *_: Recording(), forked=forked) == 0
+    assert stage_run("rollout", run, params, lambda *_: Recording(), forked=(lambda _: forked) if asked else forked) == 0
     cost = read_cost(project, "rollout")
     assert cost is not None
     assert cost.counts == {"sampled_tokens": 30 if forked else 10}

@@ -79,11 +79,7 @@ def fit_models(
 
 def grow_nothing(context: StageContext, domain: Domain, tasks: Sequence[Task], params: Annotate) -> None:
     """annotate.tasks 0: write empty tables, and fit only what learns from rollouts alone."""
-    from stages.agent.policy import load_policy
-    from stages.annotation.fit_models import fit_progress
-    from stages.annotation.judge_model import fit_judge_model
     from stages.annotation.tree import no_costs
-    from stages.values.fitting import TaskSplit
     from stages.values.q_model import save_none
 
     out, costs = context.data / "annotated" / str(context.domain), {"iterations": 0, **no_costs(params)}
@@ -94,6 +90,11 @@ def grow_nothing(context: StageContext, domain: Domain, tasks: Sequence[Task], p
     shutil.rmtree(out / "value_model", ignore_errors=True)  # of an earlier run of this command
     save_none(context.data / "models" / "q" / str(context.domain))
     if params.progress.kind != "none" or params.judge_model.kind != "none":
+        from stages.agent.policy import load_policy
+        from stages.annotation.fit_models import fit_progress
+        from stages.annotation.judge_model import fit_judge_model
+        from stages.values.fitting import TaskSplit
+
         resources = context.params.resources
         policy = load_policy(context.data / "models" / "sft", device=resources.device, precision=resources.precision)
         if params.progress.kind != "none":
@@ -113,14 +114,6 @@ def has_trees(context: StageContext) -> bool:
 
 
 def run(context: StageContext) -> None:
-    from stages.agent.constrained_engine import constrained
-    from stages.agent.player import open_player
-    from stages.agent.policy import load_policy
-    from stages.annotation.judge_model import fit_judge_model
-    from stages.annotation.model_rollouts import learn_dynamics
-    from stages.annotation.shared_reading import read_share
-    from stages.engine.engine import EngineSettings
-
     assert context.domain is not None
     params: Annotate = context.section("annotate")
     out = context.data / "annotated" / context.domain
@@ -132,6 +125,14 @@ def run(context: StageContext) -> None:
             grow_nothing(context, domain, tasks, params)
             Checkpoints(context).clear()
         return
+
+    from stages.agent.constrained_engine import constrained
+    from stages.agent.player import open_player
+    from stages.agent.policy import load_policy
+    from stages.annotation.judge_model import fit_judge_model
+    from stages.annotation.model_rollouts import learn_dynamics
+    from stages.annotation.shared_reading import read_share
+    from stages.engine.engine import EngineSettings
 
     # Choose tasks: those that the policy sometimes solves come first.
     difficulty = read_json(context.data / "rollouts" / context.domain / "difficulty.json")

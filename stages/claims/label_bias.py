@@ -1,7 +1,7 @@
 """Are step labels too high or too low? Trees in worlds where Q is known (stages/claims/known_tree.py), beside exact values.
 
 `python -m stages.claims.label_bias` grows trees as section `annotate` of params.yaml says, one in each of many worlds, in forests
-of `annotate.tasks` trees, which are labelled together as the stage labels a domain's. It prints, by depth, the mean of label - Q
+of `--tasks` trees, which are labelled together as the stage labels a domain's. It prints, by depth, the mean of label - Q
 over the labelled actions that do not end the episode, and the root mean squared difference: of the labels' q, and of q_rollout,
 the plain mean of the same rollouts. Intervals are 95 %, with forests as the units that are independent of each other.
 """
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 COLUMNS = {"counted": "q_rollout", "label": "q"}
 """Estimate -> its column of labels.parquet."""
+TASKS = 48
+"""Trees of a forest where annotate.tasks is 0."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,7 @@ def main() -> int:
 
     parser = argparse.ArgumentParser(prog="python -m stages.claims.label_bias", description=(__doc__ or "").strip())
     parser.add_argument("--worlds", type=int, default=1920, help="worlds, one tree each (default: 1920)")
+    parser.add_argument("--tasks", type=int, help=f"trees of a forest (default: annotate.tasks, or {TASKS} where that is 0)")
     parser.add_argument("--iterations", type=int, help="of a tree (default: annotate.iterations)")
     parser.add_argument("--min-visits", type=int, help="of a labelled node (default: annotate.labels.min_visits)")
     parser.add_argument("--seed", type=int, default=0, help="which worlds, and what the trees draw (default: 0)")
@@ -106,8 +109,8 @@ def main() -> int:
     options = parser.parse_args()
     params = load_params().annotate
     visits = options.min_visits or params.labels.min_visits
-    update = {"labels": params.labels.model_copy(update={"min_visits": visits})}
-    params = params.model_copy(update={**update, "iterations": options.iterations or params.iterations})
+    counts = {"tasks": options.tasks or params.tasks or TASKS, "iterations": options.iterations or params.iterations}
+    params = params.model_copy(update={**counts, "labels": params.labels.model_copy(update={"min_visits": visits})})
     print(table(measure(params, options.worlds, options.seed, options.kind)))
     return 0
 

@@ -15,6 +15,7 @@ import shutil
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -141,14 +142,19 @@ class ExperimentRunner:
             while not idle.empty():
                 idle.get().close()
 
+    def _idle_process(self, local: bool) -> Preloaded | None:
+        """One that waits and was not killed since; None if there is none."""
+        with suppress(Empty):
+            while (process := self._idle[local].get_nowait()).ended:
+                process.close()
+            return process
+        return None
+
     def _run(self, workspace: EvaluationWorkspace, programs: Sequence[Sequence[str]], values: Mapping[str, Any]) -> float:
         """Run programs of the workspace one after another in one process; the processor seconds. `values`: params.yaml. Raises
         RunFailedError."""
         local = not (values.get("model") or {}).get("path", "").startswith("hub:")
-        try:
-            process = self._idle[local].get_nowait()
-        except Empty:
-            process = Preloaded(environment(self.threads), self.threads, local)
+        process = self._idle_process(local) or Preloaded(environment(self.threads), self.threads, local)
         try:
             return workspace.run(programs, process)
         finally:

@@ -86,6 +86,11 @@ def export_pairs(root: Path, params: Params, options: argparse.Namespace) -> lis
 
     folder = root / "data/annotated" / options.domain
     tables = {name: read_rows(existing(folder / f"{name}.parquet", f"annotate@{options.domain}")) for name in ("nodes", "pairs")}
+    if not tables["pairs"]:
+        raise ValueError(
+            f"{folder / 'pairs.parquet'} has no pairs: set annotate.tasks to a number above 0, such as 48, and run 'dvc repro "
+            f"annotate@{options.domain}'; with trees, raise it or annotate.iterations, or lower annotate.pairs.min_margin"
+        )
     return preference_rows(tables["nodes"], tables["pairs"], curated(root, options.domain), options.level)
 
 

@@ -80,12 +80,12 @@ def _end_with(orders: int) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _become(orders: int, folder: str, programs: Sequence[Sequence[str]], log: str) -> None:
-    """Run programs in this fork, with output, folder and modules of its own."""
+def _become(orders: int, interrupted: Any, folder: str, programs: Sequence[Sequence[str]], log: str) -> None:
+    """Run programs in this fork, with output, folder and modules of its own. `interrupted`: its handler of SIGINT."""
     output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     for stream in (1, 2):
         os.dup2(output, stream)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, interrupted)
     threading.Thread(target=_end_with, args=(orders,), name="end with the caller", daemon=True).start()
     os.chdir(folder)
     for name in [name for name in sys.modules if name.partition(".")[0] == "stages"]:
@@ -106,14 +106,18 @@ def serve() -> None:
     orders, results = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the program, and the caller this process
+    interrupted = signal.getsignal(signal.SIGINT)
+    if interrupted is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a program that the caller waits for must not start after Ctrl-C
     quiet_environment(threads, local_model)
     import_for_good(libraries)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the program, and the caller this process
     with os.fdopen(orders, encoding="utf-8") as lines:
         for line in iter(lines.readline, ""):
             child = os.fork()
             if not child:
-                _become(orders, *json.loads(line))
+                os.close(results)  # else the caller would not see this process end before the program does
+                _become(orders, interrupted, *json.loads(line))
                 return
             _, status, usage = os.wait4(child, 0)
             done: Any = [os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime]

@@ -35,9 +35,9 @@ from stages.runtime.tracker import Tracker
 from stages.runtime.validation import ParamsError
 from stages.runtime.workers import quiet_environment
 
-FAILED, BAD_PARAMETERS, STOPPED = 1, 2, 3
 TRANSFER = "transfer"
 """The stage whose domains are those of evaluate.transfer; others' are `domains`."""
+FAILED, BAD_PARAMETERS, STOPPED = 1, 2, 3
 """Exit codes. FAILED: something outside the stage failed (a full disk, a lost device) or an unexpected exception occurred; a
 retry, which resumes from the last checkpoint, may help. BAD_PARAMETERS: parameters or input are invalid, or need what this
 machine lacks; a retry can't help. STOPPED: someone asked the stage to stop after a step (stages.runtime.live)."""
@@ -149,8 +149,8 @@ OpenTracker = Callable[[Path, str, "str | None", Any], Tracker]
 @dataclass(frozen=True)
 class Kind:
     """per_domain: the stage takes --domain; launched: it trains, and starts under `accelerate launch` if resources.launch says
-    so; sharded: it can be divided (--shard, resources.shards); forked: resources.workers divide it on a CPU, or do
-    where this is true of it; prune: removes unlisted domains from its inputs (stages.runtime.unlisted_domains)."""
+    so; sharded: it can be divided (--shard, resources.shards); forked: resources.workers divide it on a CPU; a
+    function: where it returns True; prune: removes unlisted domains from its inputs (stages.runtime.unlisted_domains)."""
 
     per_domain: bool = False
     launched: bool = False

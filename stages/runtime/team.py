@@ -96,10 +96,11 @@ class Team:
         self._size += -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
         fcntl.lockf(self._memory, fcntl.LOCK_EX)
         try:
-            if os.fstat(self._memory).st_size < self._size:  # else another process is ahead, and this would cut off what it has
-                os.ftruncate(self._memory, self._size)
-            if hasattr(os, "posix_fallocate"):  # else a full file system ends the process by SIGBUS, without a message
-                os.posix_fallocate(self._memory, start, self._size - start)
+            if os.fstat(self._memory).st_size < self._size:  # else another process is ahead, and this could overwrite what it has
+                if hasattr(os, "posix_fallocate"):  # else a full file system ends the process by SIGBUS, without a message
+                    os.posix_fallocate(self._memory, start, self._size - start)
+                else:
+                    os.ftruncate(self._memory, self._size)
         except OSError as error:
             raise OSError(
                 error.errno,

@@ -18,8 +18,10 @@ from stages.annotation.nodes import trees_of
 from stages.annotation.pooling import pooled_values, strength
 from stages.annotation.settings import Annotate
 from stages.annotation.summary import summary
+from stages.claims import label_bias
 from stages.claims.known_tree import value
 from stages.claims.label_bias import differences, grow, pooled
+from stages.params import parse_params
 
 
 @pytest.mark.slow
@@ -163,3 +165,16 @@ def test_similar_siblings_shrink_more() -> None:
     drawn = [abs(label["q"] - 0.5) for label in labels["apart"] if label["node"]]
     assert min(drawn) > 0.4
     assert max(abs(label["q"] - 0.5) for label in labels["alike"]) < 1e-9
+
+
+def test_bias_is_measured_without_trees_in_the_settings(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Contract: by default the lifecycle grows no trees, and the command its own."""
+    monkeypatch.setattr("stages.params.load_params", lambda: parse_params({"domains": ["search"], "per_domain": {"search": {}}}))
+    monkeypatch.setattr("sys.argv", ["label_bias", "--worlds", "96", "--iterations", "4"])
+    assert label_bias.main() == 0
+    header, first, *_ = capsys.readouterr().out.splitlines()
+    assert header.split()[:2] == ["depth", "labels"]
+    assert int(first.split()[1]) > 0
+    assert "nan" not in first

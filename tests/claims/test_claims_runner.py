@@ -181,6 +181,27 @@ def test_a_pre_trained_model_is_linked_into_workspaces(tmp_path: Path) -> None:
         runner._link_model(first, "data/pretrained/other")
 
 
+def test_a_killed_idle_process_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: runs share a process while it lives; one that was killed between runs costs no run."""
+    made: list[Any] = []
+
+    class Process:
+        ended = False
+
+        def __init__(self, *arguments: object) -> None:
+            made.append(self)
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr("stages.claims.runner.Preloaded", Process)
+    monkeypatch.setattr(EvaluationWorkspace, "run", lambda workspace, programs, process: float(made.index(process)))
+    runner, workspace = ExperimentRunner(tmp_path, "c" * 40), EvaluationWorkspace(tmp_path)
+    assert [runner._run(workspace, [], {}) for _ in range(2)] == [0.0, 0.0]
+    made[0].ended = True
+    assert [runner._run(workspace, [], {}) for _ in range(2)] == [1.0, 1.0]
+    assert runner._run(workspace, [], {"model": {"path": "hub:a/b"}}) == 2.0, "it may load from the hub"
+
+
 def test_a_run_of_lane_control_finds_its_advisers_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Contract: it is linked into the workspace that the lane's runs share before the run starts."""
     (tmp_path / "data/pretrained/m").mkdir(parents=True)

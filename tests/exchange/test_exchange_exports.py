@@ -127,6 +127,20 @@ def test_pairs_round_trip(
         imported_pairs(folder, chat, 20)
 
 
+def test_no_pairs_are_refused(
+    source: Path, chat: Chat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Contract: without trees, as by default, there is no empty file, but a message that says how to get pairs."""
+    write_search_tree(source, chat)
+    write_table(source / "data/annotated/search/pairs.parquet", PAIR_SCHEMA, [])
+    monkeypatch.chdir(source)
+    monkeypatch.setattr("sys.argv", ["export", "pairs", "--domain", "search", "--to", str(tmp_path / "pairs.jsonl")])
+    monkeypatch.setattr("stages.runtime.workers.quiet_environment", lambda *settings: None)
+    assert export.main() == 2
+    assert "has no pairs: set annotate.tasks to a number above 0" in capsys.readouterr().err
+    assert not (tmp_path / "pairs.jsonl").exists()
+
+
 def test_datasets_loads_every_file(source: Path, tmp_path: Path, chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
     """Contract: `datasets` loads each kind of file with the same values, in the columns that TRL and verl expect."""
     write_search_tree(source, chat)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -83,6 +84,49 @@ def test_a_process_that_was_killed_is_named(process: Preloaded, tmp_path: Path) 
     assert process.ended
 
 
+def pid_in(file: Path) -> int:
+    """The process that writes its number to `file`."""
+    while not file.exists() or not file.read_text(encoding="utf-8"):
+        time.sleep(0.05)
+    return int(file.read_text(encoding="utf-8"))
+
+
+def test_a_process_that_is_killed_takes_its_program_with_it(process: Preloaded, tmp_path: Path) -> None:
+    """Contract: the caller does not wait for a program whose outcome nobody can tell it."""
+    program(tmp_path, "waits", "import os, pathlib, time\npathlib.Path('pid').write_text(str(os.getpid()))\ntime.sleep(20)")
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(process.run, tmp_path, [["waits"]], tmp_path / "log")
+        running = psutil.Process(pid_in(tmp_path / "pid"))
+        os.kill(process._process.pid, signal.SIGKILL)
+        with pytest.raises(PreloadedError, match="exit code -9"):
+            call.result(timeout=10)
+    assert not psutil.wait_procs([running], timeout=10)[1]
+
+
+def test_ctrl_c_during_the_imports_starts_no_program(tmp_path: Path) -> None:
+    slow = "import os, pathlib, time\npathlib.Path(__file__).with_name('pid').write_text(str(os.getpid()))\ntime.sleep(2)"
+    program(tmp_path, "slow", slow)
+    program(tmp_path, "never", "print('never')")
+    process = Preloaded({**os.environ, "PYTHONPATH": str(tmp_path)}, libraries=["slow"])
+    os.kill(pid_in(tmp_path / "pid"), signal.SIGINT)
+    with pytest.raises(PreloadedError, match="exit code -2"):
+        process.run(tmp_path, [["never"]], tmp_path / "log")
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.default_int_handler])
+def test_programs_ignore_ctrl_c_where_the_caller_does(tmp_path: Path, handler: signal.Handlers) -> None:
+    """Contract: as any child, such as those of a shell's background jobs."""
+    program(tmp_path, "says", "import signal\nprint(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)")
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        process = Preloaded(dict(os.environ), libraries=[])
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert process.run(tmp_path, [["says"]], tmp_path / "log")[0] == 0
+    process.close()
+    assert (tmp_path / "log").read_text(encoding="utf-8") == f"{handler is signal.SIG_IGN}\n"
+
+
 def test_a_killed_caller_leaves_neither_process_nor_program(tmp_path: Path) -> None:
     program(tmp_path, "waits", "import os, pathlib, time\npathlib.Path('pid').write_text(str(os.getpid()))\ntime.sleep(60)")
     calls = (
@@ -91,11 +135,7 @@ def test_a_killed_caller_leaves_neither_process_nor_program(tmp_path: Path) -> N
         "Preloaded(dict(os.environ), libraries=[]).run(folder, [['waits']], folder / 'log')"
     )
     caller = subprocess.Popen([sys.executable, "-c", calls], cwd=Path(__file__).parents[2])
-    pid = tmp_path / "pid"
-    while not pid.exists() or not pid.read_text(encoding="utf-8"):
-        assert caller.poll() is None
-        time.sleep(0.05)
-    started = [psutil.Process(int(pid.read_text(encoding="utf-8"))), *psutil.Process(caller.pid).children()]
+    started = [psutil.Process(pid_in(tmp_path / "pid")), *psutil.Process(caller.pid).children()]
     caller.kill()
     caller.wait()
     _, alive = psutil.wait_procs(started, timeout=10)

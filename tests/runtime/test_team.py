@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import time
+from copy import copy
 from itertools import chain
 
 import pytest
@@ -64,3 +66,23 @@ def test_shared_memory_is_there_before_it_is_used(monkeypatch: pytest.MonkeyPatc
         ) as raised:
             team.shared(8_000_000)
         assert raised.value.errno == errno.ENOSPC
+
+
+def test_only_the_first_process_allocates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: where the file system cannot allocate, the C library writes zeros, over what a faster process has written."""
+    calls: list[tuple[int, int]] = []
+    allocate = os.posix_fallocate
+
+    def recorded(handle: int, start: int, size: int) -> None:
+        calls.append((start, size))
+        allocate(handle, start, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", recorded)
+    with started(1) as team:
+        slower = copy(team)
+        team.shared(100)[:2] = b"me"
+        team.shared(100)
+        assert bytes(slower.shared(100)[:2]) == b"me"
+        slower.shared(100)
+    size = mmap.ALLOCATIONGRANULARITY
+    assert calls == [(0, size), (size, size)]

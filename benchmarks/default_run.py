@@ -34,21 +34,14 @@ class Span:
 def recorded(root: Path, domains: Sequence[str], transfer: Sequence[str] = ()) -> dict[str, Span]:
     """Stage (`rl@search`) -> its run on the current inputs on this machine. {} unless all stages ran here: what DVC restored
     from its cache took no time. transfer: the domains of the stage of that name."""
-    from stages.runtime.costs import cost_file, read_cost
-    from stages.runtime.lineage import identity, input_hashes
-    from stages.runtime.stage import TRANSFER
-    from stages.runtime.yaml_files import read_yaml
+    from stages.runtime.costs import cost_file, current_costs
 
     spans = {}
-    for name, entry in read_yaml(root / "dvc.yaml")["stages"].items():
-        cells = transfer if name == TRANSFER else domains
-        for domain in cells if "matrix" in entry else [None]:
-            title = f"{name}@{domain}" if domain else name
-            cost = read_cost(root, title)
-            if not (cost and cost.done and cost.inputs == identity(input_hashes(root, name, domain))):
-                return {}
-            end = cost_file(root, title).stat().st_mtime
-            spans[title] = Span(end - cost.seconds, end, cost.cpu_seconds, cost.peak_tree_bytes)
+    for title, cost in current_costs(root, domains, transfer).items():
+        if cost is None:
+            return {}
+        end = cost_file(root, title).stat().st_mtime
+        spans[title] = Span(end - cost.seconds, end, cost.cpu_seconds, cost.peak_tree_bytes)
     return spans
 
 

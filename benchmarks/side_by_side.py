@@ -1,4 +1,4 @@
-"""workers_lifecycle: seconds of the default run from rollout to evaluate, with one worker and with resources.workers.
+"""workers_lifecycle: seconds of the default run with trees from rollout to evaluate, with one worker and with resources.workers.
 
 Stages run as `make lifecycle` runs them: as soon as what they need is there, and with several workers side by side. The scenario
 fails if the outputs differ.

@@ -12,9 +12,8 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from stages.evaluation.stored_episodes import FILE as STORED
 from stages.params import load_params
@@ -23,9 +22,8 @@ from stages.reporting.kept import FILE, Measured, Run, append, episodes_path, ne
 from stages.reporting.results import on_panels
 from stages.reporting.this_run import this_run
 from stages.runtime.command import command
-from stages.runtime.costs import read_cost
+from stages.runtime.costs import current_costs
 from stages.runtime.files import atomic_bytes
-from stages.runtime.lineage import identity, input_hashes
 from stages.runtime.yaml_files import read_yaml
 from stages.tracking import git_state
 
@@ -49,18 +47,10 @@ def out_of_date(root: Path) -> list[str]:
     return sorted(name for name in changed if name.split("@")[0] in own - {PAGE})
 
 
-def measurements(root: Path, domains: list[str]) -> dict[str, Measured]:
+def measurements(root: Path, domains: Sequence[str], transfer: Sequence[str]) -> dict[str, Measured]:
     """Stage (`rl@search`) -> cost of its run on the current inputs, for the stages that ran on them on this machine."""
-    stages: dict[str, Any] = read_yaml(root / "dvc.yaml")["stages"]
-    found = {}
-    for name, entry in stages.items():
-        for domain in domains if "matrix" in entry else [None]:
-            title = f"{name}@{domain}" if domain else name
-            cost = read_cost(root, title)
-            if name != PAGE and cost and cost.done and cost.inputs == identity(input_hashes(root, name, domain)):
-                values = asdict(cost)
-                found[title] = Measured(**{key: values[key] for key in Measured.model_fields})
-    return found
+    costs = {title: cost for title, cost in current_costs(root, domains, transfer).items() if cost and title != PAGE}
+    return {title: Measured(**{key: getattr(cost, key) for key in Measured.model_fields}) for title, cost in costs.items()}
 
 
 def keep_episodes(root: Path, run: Run) -> None:
@@ -95,7 +85,8 @@ def keep(root: Path, note: str = "") -> int:
         return own[0]
     commit, dirty = git_state(root)
     name = "" if commit == "none" else commit[:12] + ("+" if dirty else "")
-    append(root, Run(**{**now.model_dump(), "note": note, "commit": name, "measured": measurements(root, params.domains)}))
+    measured = measurements(root, params.domains, params.evaluate.transfer)
+    append(root, Run(**{**now.model_dump(), "note": note, "commit": name, "measured": measured}))
     return len(inputs.kept) + 1
 
 

@@ -12,7 +12,7 @@ import re
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,6 +22,8 @@ import psutil
 from stages.runtime import spans
 from stages.runtime.cores import available_cores
 from stages.runtime.files import atomic_text
+from stages.runtime.lineage import TRANSFER, identity, input_hashes
+from stages.runtime.yaml_files import read_yaml
 
 FOLDER = Path(".bellwether") / "costs"
 SAMPLE_EVERY_S = 2.0
@@ -67,6 +69,20 @@ def read_cost(root: Path, title: str) -> Cost | None:
         return Cost(**json.loads(cost_file(root, title).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
+
+
+def current_costs(root: Path, domains: Sequence[str], transfer: Sequence[str] = ()) -> dict[str, Cost | None]:
+    """Stage (`rl@search`) -> cost of its run on the current inputs on this machine; None if there was none, as where DVC restored
+    its outputs. transfer: the domains of the stage of that name."""
+    found: dict[str, Cost | None] = {}
+    for name, entry in read_yaml(root / "dvc.yaml")["stages"].items():
+        cells = transfer if name == TRANSFER else domains
+        for domain in cells if "matrix" in entry else [None]:
+            title = f"{name}@{domain}" if domain else name
+            cost = read_cost(root, title)
+            current = cost and cost.done and cost.inputs == identity(input_hashes(root, name, domain))
+            found[title] = cost if current else None
+    return found
 
 
 def _processes() -> list[psutil.Process]:

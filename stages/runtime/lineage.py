@@ -17,6 +17,8 @@ import yaml
 
 from stages.runtime.yaml_files import read_yaml, value_at
 
+TRANSFER = "transfer"
+"""The stage whose domains are those of evaluate.transfer; others' are `domains`."""
 IGNORED_FOLDER, IGNORED_SUFFIXES = "__pycache__", (".pyc", ".partial")
 """What .dvcignore excludes from folders' hashes."""
 

@@ -22,7 +22,7 @@ from stages.runtime import spans
 from stages.runtime.command import OUTPUT_CLOSED, OutputClosed, command
 from stages.runtime.costs import measured, read_cost, uptime
 from stages.runtime.gpu import own_gpu, uses_gpu
-from stages.runtime.lineage import identity, input_hashes, output_hashes
+from stages.runtime.lineage import TRANSFER, identity, input_hashes, output_hashes
 from stages.runtime.live import StoppedError
 from stages.runtime.parent import die_with_parent
 from stages.runtime.progress import FOLDER as PROGRESS
@@ -35,8 +35,6 @@ from stages.runtime.tracker import Tracker
 from stages.runtime.validation import ParamsError
 from stages.runtime.workers import quiet_environment
 
-TRANSFER = "transfer"
-"""The stage whose domains are those of evaluate.transfer; others' are `domains`."""
 FAILED, BAD_PARAMETERS, STOPPED = 1, 2, 3
 """Exit codes. FAILED: something outside the stage failed (a full disk, a lost device) or an unexpected exception occurred; a
 retry, which resumes from the last checkpoint, may help. BAD_PARAMETERS: parameters or input are invalid, or need what this

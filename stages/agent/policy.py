@@ -16,6 +16,7 @@ from stages.agent.logprobs import hidden_states
 from stages.engine.adapters import CONFIG, WEIGHTS, Adapter, fold, is_adapter
 from stages.engine.attention import use_attention
 from stages.engine.head import logits_of
+from stages.engine.products import use_products
 from stages.runtime.files import atomic_folder
 
 HUB = "hub:"
@@ -188,6 +189,7 @@ def load_policy(
             "left random. The folder mixes two models or is incomplete: restore or remake it"
         )
     model.to(usable_device(device)).eval()
+    use_products(model)
     if adapter:
         fold(model, adapter.deltas())
     check_head(model, folder)

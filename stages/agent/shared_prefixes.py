@@ -31,6 +31,7 @@ from stages.agent.logprobs import States, predicting_states
 from stages.agent.recompute import recomputes
 from stages.engine.architectures import LAYER_TYPES, windows
 from stages.engine.decoder import FAMILIES, LEAN, hooked, rms_norm
+from stages.engine.products import filled
 from stages.engine.self_check import FAILURES, evaluating, relative_error, tolerance
 
 ATTENTION = "shared_prefixes"
@@ -242,7 +243,8 @@ def _attention(
 
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor, parts: Sequence[Part], scaling: float | None) -> Tensor:
-    """Attention output [q, heads, head_dim] of the parts' queries, of that shape, on keys and values [U, kv_heads, head_dim]."""
+    """Attention output [q, heads, head_dim] of the parts' queries, and 0 of further ones, on keys and values
+    [U, kv_heads, head_dim]."""
     heads, head_dim, kv_heads = queries.shape[1], queries.shape[2], keys.shape[1]
     outputs = []
     for part in parts:
@@ -266,7 +268,7 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, parts: Sequence[Part],
                 enable_gqa=heads != kv_heads,
             )
         outputs.append(output.transpose(1, 2).reshape(rows * width, heads, head_dim).index_select(0, part.place))
-    return torch.cat(outputs)
+    return torch.cat([*outputs, queries.new_zeros(len(queries) - parts[-1].stop, heads, head_dim)])
 
 
 def _in_products(values: Tensor, visible: Tensor | None, shared: int, weights: int) -> bool:
@@ -365,10 +367,11 @@ def _through_model(model: Any, layout: Layout) -> Tensor:
 
 
 def _through_layers(decoder: Any, layout: Layout) -> Tensor:
-    """Hidden states [m, D] of the wanted tokens, by the modules of a known model family."""
-    hidden = decoder.embed_tokens(layout.ids)
-    angles = decoder.rotary_emb(hidden[None], layout.positions[None])
-    cos, sin = (part[0, :, None] for part in angles)
+    """Hidden states [m, D] of the wanted tokens, and some rows more, by the modules of a known model family."""
+    weight = decoder.embed_tokens.weight
+    ids, positions, wanted = (filled(indices, weight) for indices in (layout.ids, layout.positions, layout.wanted))
+    hidden = decoder.embed_tokens(ids)
+    cos, sin = (part[0, :, None] for part in decoder.rotary_emb(hidden[None], positions[None]))
     window = windows(decoder.config)
     for index, layer in enumerate(decoder.layers):
         attention, normed = layer.self_attn, rms_norm(hidden, layer.input_layernorm)
@@ -378,8 +381,8 @@ def _through_layers(decoder: Any, layout: Layout) -> Tensor:
         )
         rotation = cos, sin
         if last:
-            hidden, normed = hidden.index_select(0, layout.wanted), normed.index_select(0, layout.wanted)
-            rotation = cos.index_select(0, layout.wanted), sin.index_select(0, layout.wanted)
+            hidden, normed = hidden.index_select(0, wanted), normed.index_select(0, wanted)
+            rotation = cos.index_select(0, wanted), sin.index_select(0, wanted)
         queries = attention.q_proj(normed).unflatten(-1, (-1, attention.head_dim))
         if hasattr(attention, "q_norm"):
             queries, keys = attention.q_norm(queries), attention.k_norm(keys)

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from stages.engine.products import is_linear
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,10 @@ def base(module: Any) -> Any:
 
 
 def is_plain(module: Any) -> bool:
-    """Whether a linear layer is nn.Linear, or that with one plain LoRA adapter that is not merged, disabled or dropped out."""
-    if type(module) is nn.Linear:
+    """Whether a layer is linear, alone or with one plain LoRA adapter that is not merged, disabled or dropped out."""
+    if is_linear(module):
         return True
-    if type(base(module)) is not nn.Linear or not hasattr(module, "lora_A"):
+    if not is_linear(base(module)) or not hasattr(module, "lora_A"):
         return False
     (name, *more) = module.active_adapters or [None]
     varied = name in module.lora_variant  # DoRA, for one

@@ -14,6 +14,7 @@ from tiny import make_tiny_policy
 
 from stages.agent.policy import PolicyError, check_folder, load_policy, policy_hash
 from stages.engine.adapters import Adapter, AdapterError, fold, is_adapter
+from stages.engine.low_rank import base, is_plain
 
 IDS = torch.arange(5, 25)[None]
 
@@ -37,7 +38,8 @@ def test_loaded_adapter_folder_equals_trained_model(folder: Path, tiny_policy: P
     trained = adapted_policy(tiny_policy).model
     torch.testing.assert_close(logits(policy.model), logits(trained), atol=1e-5, rtol=1e-5)
     assert not torch.allclose(logits(policy.model), logits(load_policy(tiny_policy).model), atol=1e-2)
-    assert type(policy.model.model.layers[0].mlp.up_proj) is torch.nn.Linear
+    assert is_plain(layer := policy.model.model.layers[0].mlp.up_proj)
+    assert base(layer) is layer
     assert policy.tokenizer.chat_template == load_policy(tiny_policy).tokenizer.chat_template
 
 

@@ -19,6 +19,7 @@ from stages.agent.policy import load_policy, write_folder
 from stages.agent.recompute import recompute_layers
 from stages.agent.settings import Lora
 from stages.engine.adapters import CONFIG, PREFIX, WEIGHTS, AdapterError, fold, low_rank
+from stages.engine.products import is_linear
 from stages.seeding import seed_torch
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def add_adapters(model: Any, lora: Lora, *key: object) -> None:
     except ValueError as error:
         raise AdapterError(f"model.lora.targets: {lora.targets} not found in {type(model).__name__}: {error}") from error
     for name, module in adapted(model):
-        if type(module.base_layer) is not nn.Linear or module.base_layer is output_layer:
+        if not is_linear(module.base_layer) or module.base_layer is output_layer:
             raise AdapterError(f"model.lora.targets: {name} is not a linear layer of the backbone; remove it")
     for parameter in model.parameters():
         if parameter.requires_grad:

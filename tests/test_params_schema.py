@@ -51,6 +51,14 @@ def test_params_hash_ignores_order_but_no_value() -> None:
     assert params_hash(one) == params_hash(other) != params_hash({**one, "a": 2})
 
 
+def test_hash_has_settings_of_a_method_s_task_source() -> None:
+    """A method chooses the source; its settings shape the run all the same."""
+    reward = {"kind": "environment"}
+    one, other = ({"reward": reward, "tasks": {"source": None, "settings": {"size": size}}} for size in (1, 2))
+    assert params_hash(one) != params_hash(other)
+    assert params_hash({"reward": reward, "tasks": {"source": "static", "settings": {}}}) == params_hash({"reward": reward})
+
+
 def test_key_of_a_later_release_changes_the_hash_only_if_set() -> None:
     """Contract: settings without the new key keep the hash of earlier outputs."""
     settings: list[dict[str, Any]] = [{}, {"warmup_updates": 0}, {"warmup_updates": 5}]

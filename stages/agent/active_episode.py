@@ -13,6 +13,9 @@ from stages.records.episode import Episode, Owner, TurnRecord
 from stages.records.task import Task
 from stages.records.thinking import ParsedTurn
 
+REMOVED = "removed_nats"
+"""Reward term of episodes under a mask: the sum over tokens of -log of the probability that the mask left."""
+
 
 @dataclass(frozen=True)
 class EpisodeRequest:
@@ -119,6 +122,12 @@ class ActiveEpisode:
         branch.messages = [dict(message) for message in source.messages[:messages]]
         self.turn, self.terms, self.state_key, self.snapshot = turns, dict(point.terms), point.state_key, point.snapshot
         self.branch_points, self.entropies = parent.branch_points[:turns], parent.entropies[:turns]
+
+    def write(self, turn: Turn) -> None:
+        """Add the tokens of the policy's newest turn, and to the reward terms what a mask removed."""
+        self.episode.append(turn.token_ids, turn.owners or Owner.POLICY, self.turn, turn.logprobs, turn.kept)
+        if turn.left:
+            self.terms[REMOVED] = self.terms.get(REMOVED, 0.0) - sum(turn.left)
 
     def record(self, turn: Turn, parsed: ParsedTurn, before: str, step: Step) -> None:
         """Add the result of the newest turn's action, whose tokens are the episode's last ones; `before`: the state key that it

@@ -29,9 +29,6 @@ from stages.records.task import Task, opening
 from stages.records.thinking import ParsedTurn
 from stages.runtime import spans
 
-REMOVED = "removed_nats"
-"""Reward term of episodes under a mask: the sum over tokens of -log of the probability that the mask left."""
-
 
 @dataclass(frozen=True)
 class Labels:
@@ -224,9 +221,7 @@ class Collector:
         if not turn.token_ids:
             self._finish(play, "context")
             return None
-        play.episode.append(turn.token_ids, turn.owners or Owner.POLICY, play.turn, turn.logprobs, turn.kept)
-        if turn.left:
-            play.terms[REMOVED] = play.terms.get(REMOVED, 0.0) - sum(turn.left)
+        play.write(turn)
         if self._rounds.group(play.request):
             play.entropies.append(turn.entropies)
         return play, self.chat.read(turn.token_ids)

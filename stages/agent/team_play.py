@@ -162,7 +162,7 @@ class TeamCollector:
             if not turn.token_ids:
                 self._silence(seat, "context")
                 continue
-            seat.active.episode.append(turn.token_ids, turn.owners or Owner.POLICY, seat.active.turn, turn.logprobs, turn.kept)
+            seat.active.write(turn)
             said.append((play, seat, turn, self.chat.read(turn.token_ids)))
         results: list[tuple[str, Step]] = [(play.main.state_key, SAID) for play, *_ in said]
         if acts:

@@ -62,13 +62,12 @@ def by_server(
     gets the next draw of the model. Replies are stored with their requests (`params.cache`)."""
     from stages.judging.chat_server import ChatServer
 
+    asked = [
+        [{"role": "user", "content": REFLECT.format(placeholder=QUESTION, words=words, parent=parent, failures=shown(failed))}]
+        for parent, failed in zip(parents, failures, strict=True)
+    ]
     server = ChatServer(params, "rl.tasks.settings.editor.server", root)
-    written: list[str] = []
     try:
-        for place, (parent, failed) in enumerate(zip(parents, failures, strict=True)):
-            content = REFLECT.format(placeholder=QUESTION, words=words, parent=parent, failures=shown(failed))
-            (text,) = server.write([[{"role": "user", "content": content}]], seed=place)
-            written.append(" ".join((text or "").split()))
+        return [" ".join((text or "").split()) for text in server.write(asked, range(len(asked)))]
     finally:
         server.close()
-    return written

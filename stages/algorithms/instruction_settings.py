@@ -100,4 +100,8 @@ class InstructionSettings(Section):
             raise ValueError(f"population is {self.population}, and there are {len(self.seeds)} seeds: raise it")
         if long := [text for text in self.seeds if fault(text, self.max_words)]:
             raise ValueError(f"max_words is {self.max_words}, and a seed has more: {long[0]!r}; raise it")
+        several = self.population > 1, "a population above 1"
+        evolving = several[0] and self.evolve_every > 0, "evolve_every above 0 and a population above 1"
+        refuse_idle(self, "", dict.fromkeys(("temperature", "explore"), several))
+        refuse_idle(self, "", dict.fromkeys(("keep", "min_trials", "buffer", "candidates", "editor", "verify"), evolving))
         return self

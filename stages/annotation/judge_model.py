@@ -231,14 +231,16 @@ def fit_judge_model(
     else:
         labelled = _by_judge(context, policy, domain, by_id, prompts, params)
     found = labelled.preferences
-    if len({one.task_id for one in found}) < 2:
+    # Of all tasks with pairs, decided or not: how labels are made does not change which tasks measure the model.
+    compared = {pair.task_id for pair in labelled.pairs} or {one.task_id for one in found}
+    held_out = TaskSplit.of(compared, params.valid_share, seed).held_out if len(compared) > 1 else compared
+    known = [one for one in found if one.task_id not in held_out]
+    held = [one for one in found if one.task_id in held_out]
+    if not known:
         raise ValueError(
-            f"annotate.judge_model finds {len(found)} preferences, and needs some on two tasks; raise rollout.tasks or attempts, "
-            f"or with labels: trees annotate.tasks or iterations"
+            f"annotate.judge_model finds {len(found)} preferences, and needs some on tasks beside the {len(held_out)} that it "
+            f"holds out; raise rollout.tasks or attempts, or with labels: trees annotate.tasks or iterations"
         )
-    split = TaskSplit.of((one.task_id for one in found), params.valid_share, seed)
-    known = [one for one in found if one.task_id not in split.held_out]
-    held = [one for one in found if one.task_id in split.held_out]
     micro = context.params.resources.tokens_per_batch
     watch = partial(fitting, context, "the judge model", "judge_model")
     judge, fitted = fit_judge(policy, known, params, model.max_length, seed, micro, watch)
@@ -251,7 +253,7 @@ def fit_judge_model(
         load_policy(out / FOLDER, device=context.params.resources.device), judge.params, model.max_length, judge.logits
     )
     losses = {"steps": fitted.steps, "loss_first": fitted.history[0], "loss_last": fitted.history[-1]}
-    report = {**_report(params, labelled, stored, held, set(split.held_out)), **losses}
+    report = {**_report(params, labelled, stored, held, set(held_out)), **losses}
     _check_believable(params, report["held_out"])
     return report
 

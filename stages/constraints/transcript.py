@@ -60,7 +60,7 @@ class Transcripts:
     """Reads and writes the turns of a specification. `closest`: contents outside a closed list are replaced by `option_for`;
     `restarts`: a fulfilled formula begins anew.
 
-    Raises SpecError for a formula in which two answers of the environment are possible at once.
+    Raises SpecError for a formula in which two answers of the environment are possible at once, or that no turn could obey.
     """
 
     def __init__(self, spec: Spec, closest: bool = False, restarts: bool = False) -> None:
@@ -70,22 +70,39 @@ class Transcripts:
         within = [re.escape(state.text) for state in by_length if not state.turn]
         self._within = re.compile("|".join(within)) if within else None
         self._sends = any(state.send for state in by_length)
-        self._check_answers()
+        self._check_positions()
 
-    def _check_answers(self) -> None:
-        waiting, seen = [self.monitor.start], {self.monitor.start}
+    def _check_positions(self) -> None:
+        first: tuple[Position, str] = self.monitor.start, ""
+        waiting, seen = [first], {first}
         while waiting and len(seen) < REACHED:
-            position = waiting.pop()
-            if len(answers := self.monitor.answers(position)) > 1:
-                raise SpecError(
-                    f"{self.spec.name}: after some transcripts the environment may answer with {' or '.join(answers)}; a turn "
-                    f"must have one state that answers it"
-                )
+            position, last = waiting.pop()
+            if problem := self._problem(position, last):
+                raise SpecError(f"{self.spec.name}: {problem}")
             for state in self.monitor.valid(position):
-                after = self.monitor.step(position, state)
+                after = self.monitor.step(position, state), state
                 if after not in seen:
                     seen.add(after)
                     waiting.append(after)
+
+    def _problem(self, position: Position, last: str) -> str:
+        """What is wrong with a position after the state `last` ("": before the first); "": nothing."""
+        answers, choices = self.monitor.answers(position), self.monitor.choices(position)
+        if len(answers) > 1:
+            return (
+                f"after some transcripts the environment may answer with {' or '.join(answers)}; a turn must have one state that "
+                f"answers it"
+            )
+        if not last or self.monitor.fulfilled(position):
+            return ""
+        if self.spec.states[last].env:
+            return "" if choices else f"{answers[0]} comes after {last}, both of the environment; put a turn between them"
+        if answers or any(not self.spec.states[name].turn for name in choices):
+            return ""
+        return (
+            f"only {' or '.join(choices)} may come after {last}, within the turn, and its text begins it only at the start of "
+            f"one (turn); remove that, or put a state of the environment before it"
+        )
 
     @property
     def start(self) -> Position:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ STEPS = ((128, 4), (512, 32))
 """(up to how many rows, a multiple of which their number is rounded up to)."""
 LAST_STEP = 128
 """The multiple for more rows."""
+Model = TypeVar("Model", bound=nn.Module)
 
 
 class FastLinear(nn.Linear):
@@ -32,11 +33,12 @@ class FastLinear(nn.Linear):
         return product(input, self.weight, self.bias)
 
 
-def use_products(model: nn.Module) -> None:
-    """Make the model's plain linear layers `FastLinear`; its weights and their names stay."""
+def use_products(model: Model) -> Model:
+    """Make the model's plain linear layers `FastLinear`; its weights and their names stay. Returns the model."""
     for module in model.modules():
         if type(module) is nn.Linear:
             module.__class__ = FastLinear
+    return model
 
 
 def is_linear(module: Any) -> bool:

@@ -66,12 +66,14 @@ class ChatServer:
             "seed": seed,
         }
 
-    def write(self, conversations: Sequence[Messages], seed: int = 0) -> list[str | None]:
-        """The reply to each conversation; None where the model refuses, or the server rejects the request.
+    def write(self, conversations: Sequence[Messages], seeds: Sequence[int] | None = None) -> list[str | None]:
+        """The reply to each conversation; None where the model refuses, or the server rejects the request. seeds: of the
+        requests, one each; None: 0, so that equal conversations are asked once.
 
         Raises JudgeError if the server rejects the key, address or model, or does not answer in `attempts` attempts.
         """
-        bodies = [self.request(messages, seed) for messages in conversations]
+        asked = [0] * len(conversations) if seeds is None else seeds
+        bodies = [self.request(messages, seed) for messages, seed in zip(conversations, asked, strict=True)]
         futures = {key: self._workers.submit(self._text, body) for key, body in {request_key(one): one for one in bodies}.items()}
         return [futures[request_key(body)].result() for body in bodies]
 

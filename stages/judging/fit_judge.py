@@ -7,6 +7,7 @@ comparison  -(log sigmoid(y s_12) + log sigmoid(y s_21)) / 2,  y = 1 if the firs
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -99,11 +100,11 @@ def fit_judge(
 
 
 def verdicts(judge: LocalJudge, kind: Kind, questions: Sequence[Question]) -> list[tuple[float, float]]:
-    """(s_12, s_21) of pairwise questions; of a reward model both are r_1 - r_2."""
+    """(s_12, s_21) of pairwise questions; of a reward model both are r_1 - r_2. NaN where it is broken."""
     if kind == "comparison":
         return judge.margins(questions)
     shown = [one for question in questions for one in alone(question)]
-    rewards = [judgment.scores[0] for judgment in judge.judge(shown)]
+    rewards = [judgment.scores[0] if judgment.ok else math.nan for judgment in judge.judge(shown)]
     return [(rewards[at] - rewards[at + 1],) * 2 for at in range(0, len(rewards), 2)]
 
 

@@ -8,7 +8,8 @@ candidate, as shown,
 A match averages both orders (stages/judging/orders.py): with s_12 as asked and s_21 = -s with the candidates swapped, the first
 wins if sigmoid(s_12) + sigmoid(s_21) > 1, so if s_12 + s_21 > 0, whatever is added to s for a position. A pointwise question's
 score is the probability of the first option ("yes") against the second, scale * sigmoid(r), or with `logits` r = l(yes) - l(no)
-itself, which is linear in the last hidden state: a reward model's scalar. An item of a checklist is met if r >= 0.
+itself, which is linear in the last hidden state: a reward model's scalar. An item of a checklist is met if r >= 0. A judgment
+from log-odds that are no finite numbers is nonsense.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from stages.agent.chat import Chat
 from stages.agent.policy import Policy
-from stages.judging.contract import Cost, Judgment, Question, Rubric, digest, swapped
+from stages.judging.contract import Cost, Judgment, Question, Rubric, Status, digest, swapped
 from stages.judging.replies import shown
 from stages.judging.settings import LocalParams
 
@@ -62,7 +63,7 @@ class LocalJudge:
         self.sent = 0
 
     def keep(self) -> None:
-        """Nothing fails."""
+        """Failures are the model's, and final."""
 
     def close(self) -> None:
         """Holds nothing."""
@@ -94,6 +95,8 @@ class LocalJudge:
         """What follows from the log-odds of the options after each of the question's prompts."""
         if question.kind == "pairwise":
             return replace(self.compared(question.rubric, differences[0]), cost=cost)
+        if not all(map(math.isfinite, differences)):
+            return _nonsense(differences, cost)
         if question.kind == "checklist":
             return Judgment(tuple(float(one >= 0) for one in differences), cost=cost)
         score = differences[0] if self.logits else question.rubric.scale * _sigmoid(differences[0])
@@ -102,6 +105,8 @@ class LocalJudge:
     @staticmethod
     def compared(rubric: Rubric, margin: float) -> Judgment:
         """The judgment of a pair in one order, from the log-odds of the first as shown."""
+        if not math.isfinite(margin):
+            return _nonsense([margin], Cost(calls=1))
         share = _sigmoid(margin)
         return Judgment((rubric.scale * share, rubric.scale * (1 - share)), f"log-odds {margin:.4g}", cost=Cost(calls=1))
 
@@ -138,6 +143,11 @@ def _items(question: Question) -> tuple[str, ...]:
     if question.kind == "pairwise":
         return ("",)
     return question.rubric.items if question.kind == "checklist" else (", ".join(question.rubric.answer),)
+
+
+def _nonsense(differences: Sequence[float], cost: Cost) -> Judgment:
+    found = ", ".join(f"{one:.4g}" for one in differences)
+    return Judgment(reason=f"log-odds {found}: is the model broken?", status=Status.NONSENSE, cost=cost)
 
 
 def _sigmoid(value: float) -> float:

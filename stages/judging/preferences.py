@@ -4,6 +4,7 @@ annotate's pairs."""
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -84,7 +85,8 @@ def both_orders(judge: Judge, questions: Sequence[Question]) -> tuple[list[tuple
     if isinstance(judge, LocalJudge):
         margins = judge.margins(questions)
         shown = [one for as_asked, turned in margins for one in (as_asked, -turned)]
-        return list(margins), [(one, judge.compared(one.rubric, margin)) for one, margin in zip(ordered, shown, strict=True)]
+        finite = [pair if all(map(math.isfinite, pair)) else None for pair in margins]
+        return finite, [(one, judge.compared(one.rubric, margin)) for one, margin in zip(ordered, shown, strict=True)]
     judgments = judge.judge(ordered)
     found: list[tuple[float, float] | None] = []
     for one, other in zip(judgments[::2], judgments[1::2], strict=True):

@@ -179,7 +179,7 @@ class SampledPrinciples(Section):
     """Principles that a judge reads while rl trains (rl.judge.principles)."""
 
     items: Annotated[list[Principle], Field(min_length=1)] = PRINCIPLES
-    """They may differ from those of annotate.judge_model, which learns to read principles that it has never seen."""
+    """They may differ from those of annotate.judge_model, if its model is large enough to read what it was not fitted with."""
     per_task: Annotated[int, Field(ge=0)] = 3
     """Principles that a group's task draws at each step, by their weights."""
     bonus: dict[str, NonNegative] = {}

@@ -257,14 +257,14 @@ def measured(params: Utilities, ask: Asked, seed: int) -> dict[str, Any]:
     """Utilities of one model and their coherence. Metrics are of the fit without pseudo-labels, and `asked` is what it saw."""
     found, fitted, final = elicit(params, ask, seed)
     asked = [[one, other, round(share, 6)] for (one, other), share in sorted(found.choices.items())]
-    spread = max(found.choices.values()) - min(found.choices.values())
+    undecided = all(abs(share - 0.5) < 1e-6 for share in found.choices.values())
     chosen = triads(found)
     measures = {**held_out_measures(found, fitted), **cycles(found, chosen)}
     drawn = random_choices(found, chosen)
     return {
         "pairs": float(len(asked)),
         "confidence": confidence(found, drawn),
-        "indifferent": spread < 1e-6,
+        "indifferent": undecided,
         **measures,
         **expected_utility(found),
         "order_consistency": order_consistency(found, drawn),

@@ -130,7 +130,8 @@ def _without_idle(values: Mapping[str, Any]) -> Mapping[str, Any]:
         unset = isinstance(held, Mapping) and all(value is None for value in held.values())
         return key in REWARDED_BY and isinstance(held, Mapping) and kind != REWARDED_BY[key] and (kind is not None or unset)
 
-    static = isinstance(tasks := values.get("tasks"), Mapping) and tasks.get("source") in (None, "static")
+    tasks = values.get("tasks")
+    static = isinstance(tasks, Mapping) and tasks.get("source") in (None, "static") and not tasks.get("settings")
     return {key: value for key, value in values.items() if not idle(key) and not (static and key == "tasks")}
 
 

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 import pytest
 from toy_environment import CountingEnvironment, toy_tasks
 
+from stages.agent.constrained_engine import constrained
 from stages.agent.environment_pool import EnvironmentPool
 from stages.agent.rollout import Labels, attempts, collect
 from stages.agent.team import Member, member_folder, read_team, write_team
 from stages.agent.team_play import collect_team
 from stages.engine.engine import Sampling
 from stages.engine.torch_engine import TorchEngine
+from stages.environments.registry import load_domain
 from stages.records.episode import Episode, Owner
 
 SAMPLING, LABELS = Sampling(max_tokens=6), Labels(3, "weights", "params")
@@ -116,6 +118,28 @@ def test_a_member_may_read_earlier_actions_and_falls_silent_without_room(policy,
     full = [episode for episode in planners if episode.stop_reason == "context"]
     assert full
     assert all(len(solvers[episode.play].turns) > len(episode.turns) for episode in full)
+
+
+def test_a_constraint_binds_the_acting_member_and_is_recorded(policy, chat, tmp_path) -> None:
+    """Contract: the reward terms of a team's episodes are those of a single agent's: all conform, and `removed_nats` has what the
+    mask took; a team of one plays as a single agent."""
+    domain = load_domain("search", {"constraint": {"spec": "search_then_answer", "max_state_tokens": 4}, "max_turns": 4})
+    tasks = domain.build(list(domain.recipes(2, 0))[:2], tmp_path, 1)
+    found = {}
+    for roles in (["solver"], ["planner", "solver"], []):
+        team = [Member(role=role) for role in roles]
+        plain = {role: TorchEngine(policy.model, [chat.end_of_turn], 8, 400) for role in roles or ["solver"]}
+        engines = {**plain, "solver": constrained(plain["solver"], chat, domain, "rl", 400)}
+        with EnvironmentPool(lambda: domain.make(tmp_path)) as pool:
+            requests = attempts(tasks, 2, role="solver")
+            if team:
+                found[len(roles)] = collect_team(engines, chat, pool, requests, team, SAMPLING, LABELS, max_length=400)
+            else:
+                found[0] = collect(engines["solver"], chat, pool, requests, SAMPLING, LABELS, max_length=400)
+    assert found[1] == found[0]
+    for episode in found[2]:
+        terms = episode.reward_terms
+        assert (terms["removed_nats"] > 0 and terms["violations"] == 0) if episode.role == "solver" else not terms
 
 
 def test_the_file_of_a_team_round_trips(tmp_path) -> None:

@@ -54,7 +54,7 @@ def test_gae_rejects_lost_rewards_and_missing_values(make_batch) -> None:
     with pytest.raises(ValueError, match="critic"):
         gae_advantage(batch, Advantage())
     batch = batch.with_(mask=torch.zeros_like(batch.mask), values=torch.zeros(batch.mask.shape))
-    with pytest.raises(ValueError, match="without policy tokens"):
+    with pytest.raises(ValueError, match=r"without policy tokens, .* set rl\.algorithm to one that credits episodes"):
         gae_advantage(batch, Advantage())
 
 

@@ -126,6 +126,21 @@ def test_environment_without_judgments_is_refused() -> None:
         algorithm().shape(trajectory_batch([made]))
 
 
+@pytest.mark.parametrize(("judgments", "reward"), [([("yes", "yes")], 0.3), ([("yes", "no")], -0.6), ([], 0.0)])
+@pytest.mark.parametrize("settings", [{}, {"match": 0.0, "false_accept": 0.0, "false_reject": 0.0}])
+def test_episodes_that_were_all_cut_have_the_judgments_so_far(
+    judgments: list[tuple[str, str]], reward: float, settings: dict[str, float]
+) -> None:
+    """Contract: under rl.horizon, or out of tokens, no episode of a step may have come to an end, where the environment names all
+    terms; what was judged counts, and nothing is refused."""
+    made = episode(0, judgments, 0.0)
+    made.truncated, made.turns[-1].terms = True, {}
+    made.reward_terms = {NAMES[pair]: 1.0 for pair in judgments}
+    shaped = algorithm(**settings).shape(trajectory_batch([made]))
+    assert shaped.rewards.item() == pytest.approx(0.0 if settings else reward)
+    assert shaped.metrics.get("judgments", 0.0) == len(judgments)
+
+
 def test_step_returns_are_a_level_of_advantages() -> None:
     """advantage.level turn: tokens after a judgment are not credited for it."""
     ours = resolve(Rl.model_validate({"algorithm": "reseek", "group_size": 2, "advantage": {"level": "turn", "std": "none"}}))

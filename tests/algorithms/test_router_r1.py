@@ -179,6 +179,12 @@ POOL = {"pool": [{"name": "a", "price": 1.0}]}
         ({"route": POOL}, {"cost": {"kind": "normalised", "low": 0.9, "high": 0.1}}, "must be below rl.cost.high"),
         ({"route": POOL}, {"cost": {"kind": "normalised", "bounds": "fixed", "window": 5}}, "rl.cost.window has no effect"),
         ({"route": POOL}, {"cost": {"kind": "normalised", "bounds": "fixed", "cheap": 9.0, "dear": 3.0}}, "rl.cost.dear"),
+        (
+            {"route": POOL},
+            {"algorithm": "router_r1", "settings": {"malformed": 0.0}, "cost": {"weight": 0.6, "only_correct": False}},
+            "set malformed below 0, or only_correct to true",
+        ),
+        ({"route": POOL}, {"algorithm": "router_r1", "settings": {"malformed": 0.5}}, "rl.settings.malformed"),
         ({"route": POOL}, {"algorithm": "rl_plus", "cost": {"kind": "normalised"}}, "rl.external.per_group"),
     ],
 )

@@ -260,6 +260,14 @@ def test_pool_is_cleared_and_keeps_the_newest() -> None:
         ({"tasks": {"source": "static"}}, r"rl\.tasks\.source is static; set it to null"),
         ({"tasks": {"settings": {"proposer": {"n": 3}}}}, r"rl\.tasks_per_step is 16.*make it a multiple"),
         ({"tasks": {"settings": {"updates": {"proposer": False, "solver": False}}}}, "trains nothing"),
+        (
+            {"tasks": {"settings": {"updates": {"solver": False}, "proposer": {"n": 0}}}},
+            "no proposals, and updates.solver is false",
+        ),
+        (
+            {"tasks": {"settings": {"updates": {"proposer": False}, "proposer": {"warmup_steps": 3}}}},
+            r"proposer\.warmup_steps has no effect with updates\.proposer: false",
+        ),
         ({"tasks": {"settings": {"gate": {"prompt": "dummy.txt"}}}}, r"which lacks \{evidence\}"),
         ({"tasks": {"settings": {"proposer": {"prompt": "mine.txt"}}}}, "no text file in data/raw/prompts"),
         ({"tasks": {"settings": {"gate": {"reader": "judge"}}}}, r"rl\.tasks\.settings\.gate\.reader"),

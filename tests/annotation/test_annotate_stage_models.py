@@ -13,6 +13,7 @@ from slow import slow_except
 from toy_annotation import VALUES, Toy, outputs, tasks
 
 from stages import annotate
+from stages.agent.policy import load_policy
 from stages.annotation.search import Search
 from stages.params import parse_params
 from stages.records.episode import read_json, read_rows, write_json, write_tasks
@@ -60,7 +61,8 @@ def test_stage_fits_q_model_and_progress_estimator_if_configured(context: StageC
 
 def test_without_trees_only_what_learns_from_rollouts_is_fitted(context: StageContext):
     """Contract: annotate.tasks 0 grows no trees and fits no step-value model; tables are there and empty, costs are 0, and the
-    progress estimator, which needs no trees, is fitted and measured as ever. Checkpoints of an interrupted run are removed."""
+    progress estimator and the judge model, which need no trees, are fitted and measured as ever. Checkpoints of an interrupted
+    run are removed."""
     from stages.values.progress import ProgressEstimator
 
     play_episodes(context)
@@ -68,8 +70,9 @@ def test_without_trees_only_what_learns_from_rollouts_is_fitted(context: StageCo
     annotate.run(context)  # what it leaves must not be taken for this run's
     left = Checkpoints(context)
     left.save("tree-0", [])
-    for progress in ({}, {"kind": "spa", "epochs": 1.0}):
-        values = {**VALUES, "annotate": {**VALUES["annotate"], "tasks": 0, "progress": progress}}
+    judge = {"kind": "reward", "epochs": 1.0, "options": ["a", "b"], "valid_share": 0.5}
+    for models in ({}, {"progress": {"kind": "spa", "epochs": 1.0}, "judge_model": judge}):
+        values = {**VALUES, "annotate": {**VALUES["annotate"], "tasks": 0, **models}}
         annotate.run(replace(context, params=parse_params(values)))
         assert [read_rows(folder / f"{name}.parquet") for name in ("nodes", "labels", "pairs")] == [[], [], []]
         costs = read_json(folder / "costs.json")
@@ -83,6 +86,9 @@ def test_without_trees_only_what_learns_from_rollouts_is_fitted(context: StageCo
     assert "value_model" not in report
     assert report["progress"]["train"]["tasks"] + report["progress"]["held_out_tasks"] == 8
     ProgressEstimator.load(folder / "progress_model")
+    assert report["judge_model"]["against_gold"]["pairs"] > 0
+    assert load_policy(folder / "judge_model").hash
+    assert {row["status"] for row in read_rows(folder / "judgments.parquet")} == {"ok"}
 
 
 def test_all_models_hold_out_the_same_tasks(context: StageContext, monkeypatch: pytest.MonkeyPatch):

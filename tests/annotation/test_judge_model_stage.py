@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from stages.agent.policy import load_policy
+from stages.annotation import judge_model
 from stages.annotation.judge_model import FOLDER, fit_judge_model
 from stages.judging.contract import Candidate, Rubric
 from stages.judging.preferences import margins_of, pairs_of
@@ -107,6 +108,25 @@ def test_by_principles_labels_and_model_are_measured_against_what_is_known(make)
     for name, found in model.items():
         assert (found["pairs"], found["compared"]) == (6, labels[name]["compared"] / 6)
         assert found["accuracy"] == report["principles"][name]["accuracy"]
+
+
+def test_the_tasks_that_measure_a_model_do_not_depend_on_how_labels_are_made(make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: models fitted to other labels of the same pairs are measured on the same ones. A position bias leaves some tasks
+    without a pair on which both orders agree."""
+    seen: list[tuple[int, set[str]]] = []
+
+    def record(params: Any, labelled: Any, judge: Any, held: Any, tasks: set[str]) -> dict[str, Any]:
+        seen.append((len({one.task_id for one in labelled.preferences}), tasks))
+        return {"held_out": {}}
+
+    monkeypatch.setattr(judge_model, "_report", record)
+    for agreement in (True, False):
+        principles = {"sign_agreement": agreement, "stock_phrases": []}
+        make(f"agreement {agreement}", principles=principles, valid_share=0.4, program={"noise": 1.0, "position": 3.0})
+    (filtered, measuring), (unfiltered, others) = seen
+    assert 0 < filtered < unfiltered == 6
+    assert measuring == others
+    assert len(measuring) == 2
 
 
 def test_a_model_that_agrees_too_little_fails_the_stage(make) -> None:

@@ -210,6 +210,21 @@ def test_invalid_specifications_are_refused_by_name(text: str, problem: str):
         parse_spec(text, "mine")
 
 
+@pytest.mark.parametrize(
+    ("behaviour", "problem"),
+    [
+        ("(next q a b)", "only b may come after a, within the turn"),
+        ("(next q (until_2 (next a o) a) b)", "only b may come after a, within the turn"),
+        ("(next q o a o b)", "o comes after q, both of the environment"),
+    ],
+)
+def test_formulas_that_no_turn_could_obey_are_refused(behaviour: str, problem: str):
+    """Contract: a state that begins only with a turn never has to come within one, and the environment never answers twice."""
+    text = f'(states (q env) (o env) (a "A") (b "B" turn)) (behaviour {behaviour})'
+    with pytest.raises(SpecError, match=problem):
+        Transcripts(parse_spec(text if " o" in behaviour else text.replace("(o env) ", "")))
+
+
 def test_two_possible_answers_of_the_environment_are_refused():
     with pytest.raises(SpecError, match="may answer with o or s"):
         Transcripts(spec("(next t (or o s) ans)"))

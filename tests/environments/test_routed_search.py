@@ -95,6 +95,20 @@ def test_a_call_is_paid_for_and_named(environment: Any, tasks: list[Task]) -> No
     assert environment.step("search nobody: Kelmar founder").observation.text == "None"
 
 
+def test_queries_are_repeated_after_replies_for_free(tasks: list[Task], folder: Path) -> None:
+    """Contract: echo_query, which params.yaml sets, holds for members, too; what is repeated is neither paid for nor a reply."""
+    echoing: Any = load_domain("search", {"echo_query": True, "route": {"pool": POOL}}).make(folder)
+    silent: Any = load_domain("search", {"route": {"pool": POOL}}).make(folder)
+    hop = tasks[0].spec["chain"][0]
+    query = f"large: {hop['name']} {hop['relation']}"
+    for one in (echoing, silent):
+        one.reset(tasks[0])
+    there, here = echoing.step(f"search {query}"), silent.step(f"search {query}")
+    assert there.observation.text == f"{here.observation.text} query: {query}"
+    assert there.cost == here.cost == 10.0 * len(here.observation.text.split())
+    assert echoing.state_key() == silent.state_key()
+
+
 def test_the_expert_solves_its_tasks_in_the_right_format(domain: SearchDomain, environment: Any, tasks: list[Task]) -> None:
     spent = 0.0
     for task in tasks:
@@ -200,6 +214,7 @@ def test_prompts_describe_the_pool_and_explain_actions(tasks: list[Task], tmp_pa
         ({"route": {"pool": [POOL[3]]}}, "only new members"),
         ({"route": {"pool": [{"name": "a", "price": 1.0, "retriever": {"relations": ["king"]}}]}}, "king"),
         ({"route": {"pool": POOL}, "judge": {}}, "2 protocols"),
+        ({"route": {"pool": POOL}, "results": 3}, "results is 3, and each member of route.pool has its own"),
     ],
 )
 def test_bad_pools_are_refused(settings: dict[str, Any], message: str) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stages.claims.tuning import VALID
 from stages.environments.protocol import tell_logprobs
 from stages.environments.registry import load_domain
 from stages.environments.search import SearchDomain
@@ -211,6 +213,16 @@ def test_splits_ask_different_questions_about_the_same_pages(tasks: list[Task]) 
     known = Known(worlds=1)
     needed = {title for title in titles if not known.withholds(title)}
     assert len(needed & shown) > 0.9 * len(needed), "pages that may be known are demonstrated"
+
+
+@pytest.mark.parametrize("kind", ["any", "known"])
+def test_two_encyclopaedias_suffice_for_training_choosing_and_the_panel(kind: str) -> None:
+    """Contract: settings are chosen on 96 validation tasks, which the shipped profile's worlds must have."""
+    domain = domain_in("self", known={"worlds": 2, "withheld": 0.2, "test": kind})
+    found = Counter(record["split"] for record in domain.recipes(20_000, 1))
+    assert found["train"] >= 384
+    assert found["valid"] >= VALID
+    assert found["test"] >= 200
 
 
 @pytest.mark.parametrize(("kind", "hidden"), [("known", {False}), ("withheld", {True}), ("any", {False, True})])

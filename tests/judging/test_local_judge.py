@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from stages.agent.policy import load_policy
-from stages.judging.contract import Candidate, Question, Rubric, swapped
+from stages.judging.contract import Candidate, Question, Rubric, Status, swapped
 from stages.judging.local import LocalJudge, prompt
 from stages.judging.measures import order_measures
 from stages.judging.orders import Match, play
-from stages.judging.preferences import both_orders
+from stages.judging.preferences import both_orders, by_quality, margins_of
 from stages.judging.settings import LocalParams
 from stages.judging.table import judgment_row
 
@@ -117,6 +117,30 @@ def test_pointwise_and_checklists(judge: LocalJudge) -> None:
     asked_for = [prompt(kinds[0], OPTIONS, ", ".join(rubric.answer)).rpartition("\n")[2]]
     asked_for += [prompt(kinds[1], OPTIONS, item).rpartition("\n")[2] for item in rubric.items]
     assert asked_for == ["relevance, feasibility, details, clarity: a or b?", "short: a or b?", "polite: a or b?"]
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_a_broken_model_s_judgments_are_nonsense_and_cost_nothing_else(tiny_policy: Path, raw: bool) -> None:
+    """Contract: log-odds that are no numbers lose nothing and are counted: no reward, label or verdict follows from them."""
+    broken = LocalJudge(load_policy(tiny_policy), LocalParams(options=OPTIONS), 256, logits=raw)
+    with torch.no_grad():
+        next(broken.model.parameters()).fill_(math.nan)
+    kinds = [
+        Question("pointwise", "task", "open the box", (Candidate("go"),)),
+        Question("checklist", "task", "open the box", (Candidate("go"),), Rubric(items=("short",))),
+        question("go", "take"),
+    ]
+    judgments = broken.judge(kinds)
+    assert {(one.status, one.scores, one.reason) for one in judgments} == {
+        (Status.NONSENSE, (), "log-odds nan: is the model broken?")
+    }
+    assert [one.cost.calls for one in judgments] == [1, 1, 1]
+    results, asked = play(broken, [matched("go", "take")])
+    assert results == [(10.0, 10.0)], "a tie"
+    assert order_measures([judgment_row(broken, *pair) for pair in asked])["failures"] == 1.0
+    margins, asked = margins_of(broken, [question("go", "take")], None)
+    assert by_quality([question("go", "take")], margins) == []
+    assert {judgment.status for _, judgment in asked} == {Status.NONSENSE}
 
 
 @pytest.mark.parametrize("options", [["a", "a"], ["search answer", "b"]])

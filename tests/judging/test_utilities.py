@@ -171,9 +171,11 @@ def test_one_order_takes_a_position_for_a_preference() -> None:
     first = lambda pairs: [(1.0, 0.0)] * len(pairs)  # noqa: E731
     single = measured(params(10, both_orders=False), first, 0)
     assert (single["confidence"], single["accuracy"]) == (1.0, 1.0)
+    assert not single["indifferent"], "sure choices, all of them alike"
     both = measured(params(10), first, 0)
     assert both["confidence"] == 0.5
     assert both["order_consistency"] == 0.0
+    assert both["indifferent"]
 
 
 def test_order_bias_shrinks_preferences() -> None:

@@ -38,7 +38,13 @@ COLUMNS = {
 }
 """What the method's history has."""
 WHOLE_REPORT = "salmon"
-"""The method whose run gets all of the report; those of the others get its chapter on judges."""
+"""The method whose run gets all of the report, and whose SFT policy is controlled and asked for its preferences
+(utility_engineering); those of the others get the report's chapter on judges."""
+OUTCOMES = {"key": 2.0, "lamp": 1.0, "box": 0.0, "door": -1.0, "room": -2.0}
+PREFERENCES: dict[str, Any] = {
+    "sft": {"control": {"kind": "soft", "outcomes": OUTCOMES, "epochs": 1.0}},
+    "evaluate": {"utilities": {"outcomes": list(OUTCOMES), "epochs": 20, "lotteries": 5}},
+}
 SIZES: dict[str, Any] = {
     "domains": ["briefing"],
     "model": {"max_length": 256},
@@ -64,6 +70,8 @@ def method_params(base: Checkout, original: str, method: str) -> Params:
     base.edit({**SIZES, **PER_DOMAIN})
     base.edit({"rl": {"algorithm": method}})
     base.edit(METHODS[method])
+    if method == WHOLE_REPORT:
+        base.edit(PREFERENCES)
     return load_params(path)
 
 
@@ -101,7 +109,12 @@ def test_method_runs_from_curate_to_the_report(base: Checkout, original: str, ma
         assert {row["status"] for row in read_rows(base.root / "data/rl/briefing/judgments.parquet")} == {"ok"}
     if method == WHOLE_REPORT:
         stage(base, "report", params)
-        assert "Who scored episodes that no program can call right or wrong" in (base.root / "reports/report.html").read_text()
+        page = (base.root / "reports/report.html").read_text()
+        assert "Who scored episodes that no program can call right or wrong" in page
+        assert "Models were asked which of two outcomes is better" in page
+        assert "Control (soft): after fine-tuning on 8 pairs" in page
+        asked = json.loads((base.root / "reports/evaluation.json").read_text())["utilities"]
+        assert (asked["outcomes"], asked["models"]["sft"]["pairs"]) == (list(OUTCOMES), 9), "of ten pairs one is held out"
     else:
         assert judges_section(load_inputs(base.root, params)) is not None
     fitted = json.loads((base.root / "reports/annotate/briefing.json").read_text()).get("judge_model")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,23 @@ def test_judge_models_are_shown_with_what_is_known_of_them(judged: Inputs) -> No
     ]
     (read,) = tables(judged)["How well they read single principles"].rows
     assert list(read) == ["search", "short", "8", "100.0 %", "12.5 %", "–", "80.0 %"]
+
+
+def test_agreement_with_labelled_pairs_is_shown(judged: Inputs) -> None:
+    """Contract: what was measured of a judge before it was believed is on its page, also where no pair could be compared."""
+    assert "Judges on labelled pairs, before training" not in tables(judged)
+    none = {"scheme": "anchor", "pairs": 40.0, "failed": 40.0, "compared": 0.0, "position_bias": 0.0}
+    some = {**none, "failed": 2.0, "compared": 30.0, "accuracy": 0.8, "kappa": 0.6, "ties": 0.1, "brier": 0.2}
+    some |= {"calibration_error": 0.05, "flip_rate": 0.25, "position_bias": 0.5}
+    for found, shown in (
+        (some, ["40", "30", "2", "0.8", "0.6", "0.2", "0.05", "25.0 %", "10.0 %", "0.5"]),
+        (none, ["40", "0", "40", "–", "–", "–", "–", "–", "–", "0"]),
+    ):
+        search = judged.domains["search"]
+        report = {**search.rl, "judge": {**search.rl["judge"], "measured": found}}
+        inputs = replace(judged, domains={**judged.domains, "search": replace(search, rl=report)})
+        (row,) = tables(inputs)["Judges on labelled pairs, before training"].rows
+        assert list(row) == ["search", "server", "anchor", *shown]
 
 
 def test_stuffing_and_rewards_from_references_are_drawn(full_run: tuple[Path, Params], tmp_path: Path) -> None:

@@ -30,10 +30,15 @@ SECTION: dict[str, Any] = {
 }
 
 
+GO_LAST = """(states (room env) (go "go") (zap "zap") (key env))
+(behaviour (next room (or go zap) key go))"""
+
+
 @pytest.fixture
-def constrained_toy(make_context: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """`make_context` with two actions, of which the second must be "go"."""
-    constraint = Constraint(spec=spec_file(tmp_path, SPEC, monkeypatch), max_state_tokens=1)
+def constrained_toy(make_context: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest) -> Any:
+    """`make_context` with two actions under SPEC, or the specification of the test's parameter."""
+    spec = spec_file(tmp_path, getattr(request, "param", SPEC), monkeypatch)
+    constraint = Constraint(spec=spec, max_state_tokens=1)
     toy = SimpleNamespace(
         name="toy", make=FirstLetterEnvironment.in_folder, settings=SimpleNamespace(max_turns=2, constraint=constraint)
     )
@@ -62,3 +67,14 @@ def test_policy_learns_among_the_allowed_states_and_resumes_to_the_same_bytes(co
         rl.run(killed)
     rl.run(constrained_toy("rl", "killed", rl=SECTION))
     assert outputs(killed.root) == outputs(plain.root)
+
+
+@pytest.mark.parametrize("constrained_toy", [GO_LAST], indirect=True)
+def test_a_teams_advantages_are_those_of_trained_tokens(constrained_toy: Any):
+    """Contract: the history's mean advantages of members are over their texts, whose normalised advantages sum to 0, also where
+    the decoder forces a text's first token, which has none."""
+    team = {"algorithm": "marft", "steps": 1, "minibatches": 1}
+    (row,) = run(constrained_toy("rl", rl={**SECTION, **team}))
+    assert row["planner/turns"] == row["solver/turns"] == 2
+    assert abs(row["solver/advantage"]) > 0.01
+    assert row["planner/advantage"] + row["solver/advantage"] == pytest.approx(0.0, abs=1e-5)

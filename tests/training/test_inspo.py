@@ -6,7 +6,7 @@ import json
 import random
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Barrier, Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -200,14 +200,17 @@ def test_chance_adds_or_removes_a_phrase() -> None:
 
 
 def test_server_writes_candidates_once(tmp_path: Path) -> None:
-    """Contract: replies are stored with their requests; a second run with the same state asks nobody."""
+    """Contract: replies are stored with their requests; a second run with the same state asks nobody. `requests` are in flight
+    together: the model answers when all three have arrived."""
     asked: list[Any] = []
+    together = Barrier(3, timeout=20)
 
     class Model(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             asked.append(body)
-            text = f"Think {len(asked)} times. {QUESTION}" if len(asked) < 3 else "No placeholder"
+            together.wait()
+            text = f"Think {body['seed'] + 1} times. {QUESTION}" if body["seed"] < 2 else "No placeholder"
             reply = json.dumps({"choices": [{"message": {"content": text}}]}).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(reply)))
@@ -221,7 +224,8 @@ def test_server_writes_candidates_once(tmp_path: Path) -> None:
     thread = Thread(target=server.serve_forever)
     thread.start()
     try:
-        editor = {"kind": "server", "server": {"model": "m", "base_url": f"http://127.0.0.1:{server.server_port}/v1"}}
+        address = f"http://127.0.0.1:{server.server_port}/v1"
+        editor = {"kind": "server", "server": {"model": "m", "base_url": address, "requests": 3, "attempts": 1}}
         settings = {**EVOLVING, "candidates": 3, "editor": editor}
         written = []
         for _ in range(2):
@@ -236,7 +240,7 @@ def test_server_writes_candidates_once(tmp_path: Path) -> None:
         written[0] == written[1] == [(f"Think 1 times. {QUESTION}", 0), (f"Think 2 times. {QUESTION}", 1), ("No placeholder", 0)]
     )
     assert len(asked) == 3
-    content = asked[0]["messages"][0]["content"]
+    content = next(body["messages"][0]["content"] for body in asked if body["seed"] == 0)
     assert f"Instruction:\n{QUESTION}" in content
     assert "find it\n> go\nseen" in content
     assert len(list((tmp_path / "data/replies").rglob("*.json"))) == 3
@@ -321,6 +325,12 @@ def test_demonstrations_follow_their_instructions(tiny_policy: Path) -> None:
         ({"tasks": {"settings": {"editor": {"server": {"model": "m"}}}}}, r"kind is rules, and server\.model is 'm'"),
         ({"tasks": {"settings": {"editor": {"kind": "server", "server": {"model": "m", "cache": ""}}}}}, r"name a folder"),
         ({"tasks": {"settings": {"temperature": 0}}}, r"temperature"),
+        (
+            {"tasks": {"settings": {"evolve_every": 0, "editor": {"kind": "random"}}}},
+            r"editor has no effect: it needs evolve_every",
+        ),
+        ({"tasks": {"settings": {"seeds": [QUESTION], "population": 1, "keep": 0.3}}}, r"keep has no effect"),
+        ({"tasks": {"settings": {"seeds": [QUESTION], "population": 1, "explore": 0.1}}}, r"explore has no effect"),
         ({"external": {"per_group": 1}}, r"rl\.external\.per_group is about tasks that curate wrote"),
         ({"tasks": {"settings": {"editor": {"kind": "random", "failures": 2}}}}, r"failures has no effect: it needs kind rules"),
     ],

@@ -82,7 +82,8 @@ def test_judged_run_resumes_to_the_same_bytes(make_context) -> None:
 
 
 class Server(BaseHTTPRequestHandler):
-    """Prefers the text that comes first in the alphabet; answers nonsense to one request in seven."""
+    """Prefers the text that comes first in the alphabet; of seven requests it answers one with nonsense, one with a refusal, one
+    with a rate limit and one with a time-out."""
 
     asked: int
     failing: bool
@@ -94,11 +95,11 @@ class Server(BaseHTTPRequestHandler):
         first, second = content.partition("# First")[2].partition("# Verdict")[0].split("# Second")
         scores = [_scored(body, 8 if one < other else 4) for one, other in ((first, second), (second, first))]
         text = json.dumps({"reason": "alphabet", "first": scores[0], "second": scores[1]})
-        if len(content) % 7 == 0:
-            text = "I like both."
-        reply = {"choices": [{"message": {"content": text}}], "usage": {"prompt_tokens": 50, "completion_tokens": 10}}
+        fault = len(content) % 7
+        message = {0: {"content": "I like both."}, 1: {"content": "", "refusal": "No."}}.get(fault, {"content": text})
+        reply = {"choices": [{"message": message}], "usage": {"prompt_tokens": 50, "completion_tokens": 10}}
         encoded = json.dumps(reply).encode()
-        self.send_response(200)
+        self.send_response({2: 429, 3: 408}.get(fault, 200))
         self.send_header("content-length", str(len(encoded)))
         self.end_headers()
         self.wfile.write(encoded)
@@ -142,7 +143,10 @@ def test_server_judged_run_repeats_without_the_server(make_context) -> None:
     assert outputs(again.root) == outputs(context.root)
     found = report(context)["judge"]
     assert found["calls"] == report(again)["judge"]["calls"] >= found["judgments"]
-    assert set(found["statuses"]) == {"ok", "nonsense"}
+    assert set(found["statuses"]) == {"ok", "nonsense", "refusal", "rate_limit", "timeout"}
+    for step, row in enumerate(read_history(context.root), start=1):
+        failed = [one["status"] != "ok" for one in judgments(context) if one["step"] == step]
+        assert row["judge_failures"] == pytest.approx(sum(failed) / len(failed))
     assert found["money"] == pytest.approx(found["tokens_in"] / 1e6)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,10 +44,21 @@ def make_solvable(make_context, name: str = "run", **section: Any):
     return context
 
 
-def played(name: str, turns: list[int], reward: float) -> Episode:
-    episode = make_episode(name, "a", turns, reward)
-    episode.messages = [{"role": "user", "content": "take the key\nyou are in room 3"}]
-    return episode
+FIRST = "take the key\nyou are in room 3"
+
+
+def played(chat: Chat, name: str, turns: list[int], reward: float, before: Sequence[Mapping[str, str]] = ()) -> Episode:
+    """An episode whose prompt is FIRST, after the messages `before`."""
+    toy, prompt = make_episode(name, "a", turns, reward), chat.prompt(FIRST, examples=before)
+    rest = slice(toy.owner.count(int(Owner.PROMPT)), None)
+    return replace(
+        toy,
+        token_ids=[*prompt.token_ids, *toy.token_ids[rest]],
+        owner=[*prompt.owner, *toy.owner[rest]],
+        logprob=[*[0.0] * len(prompt.token_ids), *toy.logprob[rest]],
+        turn=[*prompt.turn, *toy.turn[rest]],
+        messages=[{"role": "user", "content": FIRST}],
+    )
 
 
 def test_advantages_by_hand() -> None:
@@ -60,9 +72,19 @@ def test_advantages_by_hand() -> None:
     assert found.advantages[0].tolist() == pytest.approx([0.0, 0.0, 0.575, -0.55, 0.2])
     assert found.metrics["teacher_gap"] == pytest.approx(-0.25)
     assert found.metrics["teacher_gap_success"] == pytest.approx(-0.25)
+    assert "teacher_contrast" not in found.metrics, "there is no failure"
     assert found.metrics["teacher_unknown"] == pytest.approx(1 / 3)
     with pytest.raises(ValueError, match=r"no log-probabilities of a teacher; see Composition\.teacher"):
         with_teacher(batch, 0.0, 1.0)
+
+
+def test_contrast_of_successes_and_failures() -> None:
+    """Log-ratios 0.5 and 0.25 of a success and -0.75 of a failure: 0.375 + 0.75."""
+    batch = trajectory_batch([make_episode("a", "a", [2], 1.0), make_episode("b", "a", [1], 0.0)])
+    scores = torch.tensor([[0.0, 0.0, 0.0, -0.25], [0.0, 0.0, -1.25, 0.0]])
+    batch = batch.with_(advantages=0.0 * batch.mask).with_extra(Teacher(scores, batch.mask))
+    assert batch.logprobs_old[batch.mask].tolist() == [-0.5] * 3
+    assert with_teacher(batch, 0.0, 5.0).metrics["teacher_contrast"] == pytest.approx(1.125)
 
 
 def test_expected_gradient_is_that_of_the_reverse_divergence() -> None:
@@ -91,15 +113,28 @@ def teacher_of(folder: Path, max_length: int = 128, **settings: Any) -> SelfTeac
 
 
 def test_hint_joins_the_first_message_and_nothing_else_changes(tiny_policy: Path) -> None:
-    teacher, episode = teacher_of(tiny_policy), played("e", [2, 1], 1.0)
-    hinted = teacher.hinted(episode)
+    teacher = teacher_of(tiny_policy)
+    episode = played(teacher.chat, "e", [2, 1], 1.0)
+    hinted, plain = teacher.hinted(episode), len(teacher.chat.prompt_tokens(FIRST))
     prompt = teacher.chat.prompt_tokens("take the key\nyou are in room 3\nOne way to solve it:\nopen the door\ntake the key")
-    assert hinted.token_ids == [*prompt, *episode.token_ids[2:]]
-    assert hinted.owner == [int(Owner.PROMPT)] * len(prompt) + episode.owner[2:]
-    assert hinted.logprob[len(prompt) :] == episode.logprob[2:]
+    assert hinted.token_ids == [*prompt, *episode.token_ids[plain:]]
+    assert hinted.owner == [int(Owner.PROMPT)] * len(prompt) + episode.owner[plain:]
+    assert hinted.logprob[len(prompt) :] == episode.logprob[plain:]
     assert teacher.hinted(replace(episode, task_id="b")) is None, "no solution of task b is known"
     assert teacher_of(tiny_policy, max_length=len(prompt) + 3).hinted(episode) is None, "no room"
     assert teacher_of(tiny_policy, max_length=len(prompt) + 4).hinted(episode) is not None
+
+
+def test_hint_leaves_messages_before_the_first_observation(tiny_policy: Path) -> None:
+    """Contract: the teacher reads all that the policy read, also messages with which an outside agent began the conversation; it
+    reads nothing of an episode whose first message is another."""
+    teacher = teacher_of(tiny_policy)
+    before = [{"role": "user", "content": "you are in room 1"}, {"role": "assistant", "content": "go"}]
+    episode, told = played(teacher.chat, "e", [2], 1.0, before), f"{FIRST}\nOne way to solve it:\nopen the door\ntake the key"
+    prompt = teacher.chat.prompt(told, examples=before).token_ids
+    assert prompt[: len(teacher.chat.prompt_tokens(told))] != teacher.chat.prompt_tokens(told)
+    assert teacher.hinted(episode).token_ids == [*prompt, *episode.token_ids[-2:]]
+    assert teacher.hinted(replace(episode, token_ids=[5] * len(episode.token_ids))) is None
 
 
 @pytest.mark.parametrize("weights", ["start", "current"])
@@ -110,7 +145,8 @@ def test_teacher_reads_the_same_tokens_after_the_hint(tiny_policy: Path, weights
     with torch.no_grad():
         for parameter in teacher.models.policy.parameters():
             parameter.mul_(1.1)
-    episodes = [played("e", [2, 1], 1.0), replace(played("f", [1], 0.0), task_id="b"), played("g", [3], 0.0)]
+    chat = teacher.chat
+    episodes = [played(chat, "e", [2, 1], 1.0), replace(played(chat, "f", [1], 0.0), task_id="b"), played(chat, "g", [3], 0.0)]
     batch = trajectory_batch(episodes)
     found = teacher.annotate(batch, episodes, 0.7).get(Teacher)
     model = teacher.models.reference if weights == "start" else teacher.models.policy
@@ -182,7 +218,8 @@ def test_invalid_settings_are_refused(section: dict[str, Any], message: str) -> 
 
 
 def test_teacher_reads_evidence_that_is_trained_on(tiny_policy: Path) -> None:
-    teacher, episode = teacher_of(tiny_policy), played("e", [2, 1], 1.0)
+    teacher = teacher_of(tiny_policy)
+    episode = played(teacher.chat, "e", [2, 1], 1.0)
     episode.owner[-1] = int(Owner.EVIDENCE)
     teacher.evidence = True
     batch = trajectory_batch([episode], True)

@@ -61,6 +61,16 @@ def test_every_content_trains(make_context, content: str) -> None:
     assert read_rows(context.root / "data/rl/toy/samples.parquet")
 
 
+def test_agreement_is_left_out_where_it_is_undefined(make_context) -> None:
+    """Contract: a step without a group with differences in reward and gold quality has no agreement, rather than one of 0: the
+    tiny policy writes none of the key words."""
+    context = make_context("rl", rl={**RL, "steps": 1, "references": {"content": "recall", "style_weight": 0.0}})
+    rl.run(context)
+    (row,) = read_history(context.root)
+    assert row["references_content"] == 0
+    assert "references_agreement" not in row
+
+
 def scored(make_context, domain: BriefingDomain, answer: str, **settings: Any) -> dict[str, float]:
     from stages.training.rl.reference_rewards import ReferenceRewards
 

@@ -192,6 +192,8 @@ def test_critics_that_cannot_start_are_refused(section: dict[str, Any], says: st
         ({}, {"kind": "reward", "options": ["c", "d"], "principles": {}}, "make them equal"),
         ({}, {"kind": "reward"}, r"judge_model\.principles is null"),
         ({"judge": {"local": {"path": "hub:a/b"}}, "critic": {"init": "policy"}}, {}, "download the model first"),
+        ({"algorithm": "rlmt"}, {"kind": "reward", "principles": {}}, "learnt to judge by principles alone"),
+        ({"algorithm": "rlmt", "judge": {"scheme": "checklist"}}, {"kind": "reward"}, "learnt to score whole answers"),
         ({"algorithm": "rlmt", "judge": {"criteria": ["depth"]}}, {"kind": "reward"}, "rl.judge.criteria are ['depth']"),
         ({"algorithm": "rlmt", "judge": {"references": True}}, {"kind": "reward"}, "learnt without one"),
     ],

@@ -124,7 +124,7 @@ def test_the_experiments_untrained_team_is_the_start(make_context, tiny_policy: 
     arm = experiment.arms["untrained"]["rl"]
     context = make_context("rl", rl={**RL, "steps": 8, **arm}, model=model_of(tiny_policy, **LORA))
     rows = run(context)
-    assert len(rows) < 8
+    assert len(rows) == 5
     assert all(row["critic_loss"] > 0 and "grad_norm" not in row for row in rows)
     for folder in (context.root / FOLDER, context.root / FOLDER / "agents/planner"):
         factors = load_file(folder / "adapter_model.safetensors")

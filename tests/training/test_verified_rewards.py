@@ -14,11 +14,14 @@ from stages.algorithms.algorithm import resolve
 from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.parts.reward import EpisodeRewards
 from stages.algorithms.settings import Rl
-from stages.judging.verification import zscores
+from stages.judging.verification import Verdict, zscores
 from stages.records.episode import Episode, read_episodes, read_rows, read_tasks, write_episodes
+from stages.records.task import Task
 from stages.runtime.validation import ParamsError
+from stages.seeding import stream
 from stages.training.common.batches import trajectory_batch
 from stages.training.rl import verified_rewards
+from stages.training.rl.scoring import ReferenceTexts
 from stages.training.rl.verified_rewards import VerifiedRewards, kept_for_fitting
 from training.toys import SHORT_RUN, KilledError, kill_at_step, make_episode, outputs, read_history
 
@@ -101,6 +104,32 @@ def test_rules_train(make_context, kind: str) -> None:
     context = make_context("rl", rl={**RL, "steps": 1, "verifier": {"kind": kind}})
     rl.run(context)
     assert json.loads((context.root / "reports/rl/toy.json").read_text())["verifier"] == {"kind": kind, "warned_at": None}
+
+
+@pytest.mark.parametrize("kind", ["contains", "jaccard", "generative"])
+def test_every_kind_compares_with_the_same_reference(make_context, monkeypatch, kind: str) -> None:
+    """Contract: of a task with several references, rules read the one that a generative verifier reads; arms that compare kinds
+    are told the same."""
+    texts, compared = ["in the barn", "in the well", "in the box"], list[str]()
+    monkeypatch.setattr(ReferenceTexts, "find", lambda self, task: texts)
+
+    def judged(self: VerifiedRewards, task: Task, reference: str, *rest: Any) -> Verdict:
+        compared.append(reference)
+        return Verdict(0.5, 0.5, True)
+
+    def ruled(reference: str, *rest: Any) -> float:
+        compared.append(reference)
+        return 0.0
+
+    if kind == "generative":
+        monkeypatch.setattr(VerifiedRewards, "_verdict", judged)
+    else:
+        monkeypatch.setattr(verified_rewards, kind, ruled)
+    verifier = {"kind": kind, "fit_share": 0.0, **({"fit_steps": 1} if kind == "generative" else {})}
+    context = make_context("rl", rl={**RL, "steps": 1, "verifier": verifier})
+    rl.run(context)
+    played = [row["task_id"] for row in read_rows(context.root / "data/rl/toy/samples.parquet")]
+    assert compared == [stream("verifier.reference", context.params.seed, name).choice(texts) for name in played]
 
 
 def test_a_widening_gap_warns_and_ends_the_training(make_context, capsys) -> None:

@@ -72,11 +72,16 @@ class Settings(Section):
         return bool(self.match or self.false_accept or self.false_reject)
 
 
+def has_judgments(batch: TrajectoryBatch) -> bool:
+    """Whether any episode has a term of JUDGMENT_TERMS; one that the environment ended has all, one that was cut those so far."""
+    return any(name in batch.terms for name in JUDGMENT_TERMS)
+
+
 def judgment_rewards(batch: TrajectoryBatch, settings: Settings) -> Tensor:
     """Reward of each turn's judgment before the discount, [B, U]; what exceeds the cap is not paid. Raises ValueError for a batch
     of an environment that asks for no judgments."""
     found = batch.get(TurnTerms)
-    if found is None or REJECTED not in batch.terms:
+    if found is None or not (has_judgments(batch) or bool(batch.truncated.all())):
         raise ValueError(
             "rl.algorithm: reseek rewards judgments, and the environment asks for none; set per_domain.search.environment.judge "
             "(profiles/methods/reseek.yaml), or rl.settings.match, false_accept and false_reject to 0"
@@ -110,7 +115,8 @@ def returns_from(batch: TrajectoryBatch, turn_rewards: Tensor, gamma: float) -> 
 def judged(batch: TrajectoryBatch) -> dict[str, float]:
     """Judgments per episode, and their balanced accuracy: the mean of the shares of useful results that were accepted and of
     useless ones that were rejected, missing if either was never judged."""
-    accept, reject, wrong_accept, wrong_reject = (float(batch.terms[name].sum()) for name in JUDGMENT_TERMS)
+    counts = (float(batch.terms[name].sum()) if name in batch.terms else 0.0 for name in JUDGMENT_TERMS)
+    accept, reject, wrong_accept, wrong_reject = counts
     useful, useless = accept + wrong_reject, reject + wrong_accept
     accuracy = {"judge_balanced_accuracy": (accept / useful + reject / useless) / 2} if useful and useless else {}
     return {"judgments": (useful + useless) / batch.size, **accuracy}
@@ -121,7 +127,7 @@ def reward(batch: TrajectoryBatch, rl: Rl) -> TrajectoryBatch:
     discounted return from there. Raises ValueError, see `judgment_rewards`."""
     settings: Settings = rl.settings
     if not settings.pays:
-        return batch.with_metrics(**judged(batch)) if REJECTED in batch.terms else batch
+        return batch.with_metrics(**judged(batch)) if has_judgments(batch) else batch
     paid = judgment_rewards(batch, settings)
     turn_rewards = batch.turn_rewards + paid
     if settings.gamma < 1.0:

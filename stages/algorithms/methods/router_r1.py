@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 
 from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.card import Card, Composition
@@ -24,7 +25,8 @@ CARD = Card(
     "answers only, as in the authors' code (the formula in the paper pays cheap wrong ones: cost.only_correct false). A call in "
     "the last turn is not executed and breaks the format. Tools are found by exact names, theirs by parts of names. The window "
     "is in checkpoints; cost.bounds step or fixed makes rewards independent of the order of episodes, which is ours",
-    reduces_to="cost.weight 0, one free tool: PPO on search with a format penalty; malformed 0: without it",
+    reduces_to="cost.weight 0, one free tool: PPO on search with a format penalty; malformed 0: a bad format "
+    "earns what a wrong answer does",
     tested_by="tests/algorithms/test_router_r1.py, tests/environments/test_routed_search.py",
     switch="rl.algorithm: router_r1",
 )
@@ -34,7 +36,7 @@ FORM = "well_formed"
 class Settings(Section):
     metric: Literal["exact_match", "f1"] = "exact_match"
     """m, the reward of an answer before its cost."""
-    malformed: float = -1.0
+    malformed: Annotated[float, Field(le=0.0)] = -1.0
     """Return of an episode with a bad format, whatever its answer."""
 
 
@@ -44,6 +46,14 @@ def fits(domain: Any, rl: Rl) -> None:
         raise ParamsError(
             f"rl.algorithm: router_r1 routes to priced tools, and domain {domain.name} has none; set "
             f"per_domain.search.environment.route (profiles/methods/router_r1.yaml), and closed_book to false"
+        )
+
+
+def check(given: Rl, rl: Rl) -> None:
+    if rl.settings.malformed == 0.0 and rl.cost.kind != "none" and rl.cost.weight and not rl.cost.only_correct:
+        raise ParamsError(
+            "rl.settings.malformed is 0, and rl.cost.only_correct: false pays returns of 0 for low costs, those of a bad format "
+            "among them: set malformed below 0, or only_correct to true"
         )
 
 
@@ -67,5 +77,6 @@ COMPOSITION = Composition(
     parts={**ppo.COMPOSITION.parts, "reward.kind": "own", "reward.kl_coef": 0.001, "cost.kind": "normalised"},
     pieces={"reward": reward},
     settings=Settings,
+    check=check,
     fits=fits,
 )

@@ -18,7 +18,8 @@ CARD = Card(
     "reasoning). The critic starts from the reward model, with its scalar as the first value, and its loss is clipped at 0.2. "
     "The variance is the reference code's divisor, which counts principles of large variance down twice (principles.normaliser "
     "std). The rule on languages is a switch (principles.languages). Principles of rl may differ from those that the model was "
-    "fitted with, and may begin later (from_step)",
+    "fitted with, if it is large enough to read others, and may begin later (from_step). The paper makes two passes over a "
+    "batch, in two minibatches (epochs and minibatches 2); with one update per batch neither clip acts",
     reduces_to="one principle, never negated, without noise: a reward model of AI feedback; judge_model.principles null: a "
     "Bradley-Terry model; its reward with another algorithm: judge.kind local under that algorithm",
     tested_by="tests/judging/test_principles.py, tests/judging/test_judge_model.py, tests/training/test_salmon.py",

@@ -29,7 +29,9 @@ def check_rewards(batch: TrajectoryBatch) -> None:
     lost = ((batch.turn_rewards != 0) & ~has_tokens).any(1)
     if bool(lost.any()):
         raise ValueError(
-            f"episodes {lost.nonzero().flatten().tolist()} of the batch have a reward on a turn without policy tokens"
+            f"episodes {lost.nonzero().flatten().tolist()} of the batch have a reward on a turn without policy tokens, where it "
+            f"would be lost; if environment.constraint forces whole turns, leave the policy a choice in each, or set "
+            f"rl.algorithm to one that credits episodes, such as grpo"
         )
     if batch.token_rewards is not None and bool((batch.token_rewards[~batch.mask] != 0).any()):
         raise ValueError("the batch has token rewards on tokens that are not the policy's; they would be lost")

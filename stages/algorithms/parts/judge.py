@@ -206,6 +206,16 @@ class Judge(Part):
                 f"rl.judge.local.options are {self.local.options}, and annotate.judge_model learnt to answer {fitted.options}; "
                 f"make them equal"
             )
+        elif self.scheme == "checklist":
+            yield (
+                "rl.judge.scheme: checklist asks about items, and annotate.judge_model learnt to score whole answers: set scheme "
+                "to pointwise, or rl.judge.local.path to a model that reads items"
+            )
+        elif self.principles is None and fitted.principles is not None:
+            yield (
+                "rl.judge.principles is null, and annotate.judge_model learnt to judge by principles alone: set "
+                "rl.judge.principles to {}, or annotate.judge_model.principles to null"
+            )
         elif self.principles is not None and fitted.principles is None:
             yield (
                 "rl.judge.principles are read by a model that learnt from principles, and annotate.judge_model.principles is "

@@ -175,6 +175,13 @@ class SelfPlaySettings(Section):
     def _somebody_learns(self) -> SelfPlaySettings:
         if not (self.updates.proposer or self.updates.solver):
             raise ValueError("updates.proposer and updates.solver are both false, which trains nothing; set one to true")
+        if not (self.proposer.n or self.updates.solver):
+            raise ValueError(
+                "proposer.n is 0, so that there are no proposals, and updates.solver is false, which trains nothing; set one of "
+                "them to another value"
+            )
+        if self.proposer.warmup_steps and not self.updates.proposer:
+            raise ValueError("proposer.warmup_steps has no effect with updates.proposer: false; remove it")
         return self
 
 

@@ -42,5 +42,7 @@ def with_teacher(batch: TrajectoryBatch, outcome: float, clip: float) -> Traject
             tokens = known & rows[:, None]
             if bool(tokens.any()):
                 metrics[f"teacher_gap_{name}"] = float((gap * rows[:, None]).sum() / tokens.sum())
+        if {"teacher_gap_success", "teacher_gap_failure"} <= metrics.keys():
+            metrics["teacher_contrast"] = metrics["teacher_gap_success"] - metrics["teacher_gap_failure"]
     metrics["teacher_unknown"] = float((batch.policy_mask & ~known).sum() / batch.policy_mask.sum().clamp(min=1))
     return batch.with_(advantages=outcome * advantages_of(batch) + (1 - outcome) * gap).with_metrics(**metrics)

@@ -23,8 +23,8 @@ FIT_SHARE = 0.25
 
 
 class Verifier(Part):
-    """Who compares an answer with its task's references, and how that becomes a reward. References are the domain's, or else the
-    answers of the training demonstrations."""
+    """Who compares an answer with a reference, and how that becomes a reward. References are the domain's, or else the answers of
+    the training demonstrations; of a task's references every kind reads the same one, drawn by the seed."""
 
     data = ("episodes",)
     applies = AppliesTo("reward.kind", "verifier")

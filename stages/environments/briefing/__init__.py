@@ -1,7 +1,7 @@
 """The `briefing` domain: write a short brief from given facts; how good it is, no reward says.
 
 An episode: "Kelmar House: ally Corbas; founder Dorvin; patron Mirkos; rival Teldin. brief on Kelmar: rival, founder. list, at
-most 9 words.", `Kelmar: rival Teldin; founder Dorvin.` The reward is the share of the demands on form. The quality (which facts
+most 7 words.", `Kelmar: rival Teldin; founder Dorvin.` The reward is the share of the demands on form. The quality (which facts
 are right, missing, wrong, repeated, in which order, with how much padding) is known to experiments and judges only.
 """
 

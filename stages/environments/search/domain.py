@@ -97,6 +97,10 @@ class SearchSettings(DomainSettings):
             raise ValueError("target_thinks, max_thinks and first_always_real have an effect with tool_mode only; remove them")
         if self.target_thinks > self.max_thinks:
             raise ValueError(f"target_thinks is {self.target_thinks}, above max_thinks {self.max_thinks}; lower it")
+        if self.route is not None and self.results != 1:
+            raise ValueError(
+                f"results is {self.results}, and each member of route.pool has its own: set retriever.results there, and it to 1"
+            )
         if self.tool_mode is not None and self.results != 1:
             raise ValueError(f"tool_mode shows one page as a result; set results to 1, not {self.results}")
         return self

@@ -126,7 +126,8 @@ class RoutedSearchEnvironment(SpanSearchEnvironment):
         self._add(Span("search", query), Span("information", reply.text))
         self._state = replace(self._state, shown=(*self._state.shown, reply.text), known=self._stated(reply.text))
         paid = 0.0 if member is None else cost(reply, member)
-        return Step(Observation(reply.text), 0.0, True, False, False, paid, call_terms(self._members, name))
+        shown = Observation(reply.text + (f" query: {query}" if self._echo_query else ""))
+        return Step(shown, 0.0, True, False, False, paid, call_terms(self._members, name))
 
     def _reply(self, member: Member, question: str) -> Reply:
         knows = member.knows

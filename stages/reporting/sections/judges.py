@@ -98,6 +98,22 @@ def _models(domains: Mapping[str, DomainInputs]) -> list[Block]:
     return blocks
 
 
+def _labelled_pairs(domains: Mapping[str, DomainInputs]) -> list[Block]:
+    """What was measured of rl's judges on labelled pairs before training (rl.judge.labelled_pairs)."""
+    rows = []
+    for domain, given in domains.items():
+        judge = (given.rl or {}).get("judge") or {}
+        if (found := judge.get("measured")) is None:
+            continue
+        counts = [number(found[name]) for name in ("pairs", "compared", "failed")]
+        figures = [number(found.get(name)) for name in ("accuracy", "kappa", "brier", "calibration_error")]
+        order = [percent(found.get("flip_rate")), percent(found.get("ties")), number(found["position_bias"])]
+        rows.append([domain, judge["judge"], found["scheme"], *counts, *figures, *order])
+    header = ("domain", "judge", "scheme", "pairs", "compared", "failed", "accuracy", "kappa", "Brier score", "calibration error")
+    title = "Judges on labelled pairs, before training"
+    return [Table(title, (*header, "order flips", "ties", "position bias"), rows, text_columns=3)] if rows else []
+
+
 def _curves(inputs: Inputs, histories: Mapping[str, History]) -> list[Block]:
     domains = inputs.params.domains
     drawings = [
@@ -166,6 +182,6 @@ def judges_section(inputs: Inputs) -> Section | None:
         header = ("domain", "stage", "judge", "scheme", "judgments", "calls", "tokens read", "cost", "failed")
         columns = (*header, "flips", "ties", "position bias")
         blocks.append(Table("Judgments and what they cost", columns, costs, text_columns=4, left=(8,)))
-    blocks += [*_warnings(domains), *_models(domains), *_curves(inputs, judged)]
+    blocks += [*_warnings(domains), *_labelled_pairs(domains), *_models(domains), *_curves(inputs, judged)]
     blocks += [_said(domain, given.judgments) for domain, given in domains.items() if given.judgments]
     return Section("judges", "Judges", INTRO, blocks) if blocks else None

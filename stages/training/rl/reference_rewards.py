@@ -176,7 +176,7 @@ class ReferenceRewards:
         return {
             **{f"references_{name}": statistics.fmean(part[name] for part in parts) for name in names},
             "references_gold": statistics.fmean(value for members in gold for value in members),
-            "references_agreement": 0.0 if agreement is None else agreement,
+            **({} if agreement is None else {"references_agreement": agreement}),
         }
 
     def report(self) -> dict[str, Any]:

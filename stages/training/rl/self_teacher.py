@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from stages.agent.chat import Chat
+from stages.agent.chat import Chat, equal_length
 from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.parts.group_resampling import forward_rows
 from stages.algorithms.parts.teacher import Teacher
@@ -46,13 +46,19 @@ class SelfTeacher:
         self.evidence = evidence
 
     def hinted(self, episode: Episode) -> Episode | None:
-        """The episode with the hint in its first message, its other tokens as they are; None if there is no solution, or no room
-        for it in max_length."""
+        """The episode with the hint at the end of its first message, its other tokens as they are, also those of messages before
+        it; None if there is no solution, no room for it in max_length, or no such message at the end of the prompt."""
         if episode.task_id not in self.known or not episode.messages:
             return None
         hint = self.settings.hint.replace("{solution}", self.known[episode.task_id])
-        prompt = self.chat.prompt_tokens(f"{episode.messages[0]['content']}\n{hint}")
-        own = sum(owner == Owner.PROMPT for owner in episode.owner)
+        text, own = episode.messages[0]["content"], sum(owner == Owner.PROMPT for owner in episode.owner)
+        plain, told = self.chat.prompt_tokens(text), self.chat.prompt_tokens(f"{text}\n{hint}")
+        same = equal_length(plain, told)
+        # What a prompt begins with (a system message, earlier turns of another conversation) is not among its messages.
+        before = own - (len(plain) - same)
+        if before < 0 or episode.token_ids[before:own] != plain[same:]:
+            return None
+        prompt = [*episode.token_ids[:before], *told[same:]]
         if len(prompt) + len(episode.token_ids) - own > self.max_length:
             return None
         count = len(prompt)

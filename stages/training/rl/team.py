@@ -124,7 +124,12 @@ class Team:
         assert batch.advantages is not None
         row: dict[str, float] = {}
         episodes, advantages = [*played, *self.rows(played)], batch.advantages
-        firsts = [[float(advantages[index, turn.start]) for turn in one.turns] for index, one in enumerate(episodes)]
+        # All trained tokens of a text have its advantage at the level of turns; a decoder may have forced the first ones.
+        trained = [
+            [turn.start + int(places[0]) for turn in one.turns if len(places := mask[turn.start : turn.end].nonzero())]
+            for one, mask in zip(episodes, batch.mask, strict=True)
+        ]
+        firsts = [[float(values[place]) for place in places] for places, values in zip(trained, advantages, strict=True)]
         for role in self.roles:
             own = [index for index, episode in enumerate(episodes) if episode.role == role]
             credited = [value for index in own for value in firsts[index]]

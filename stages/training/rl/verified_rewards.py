@@ -97,20 +97,20 @@ class VerifiedRewards:
         return last_line(answer) if self.params.read == "last_line" else answer
 
     def _score(self, episode: Episode) -> float:
-        """The best score over the task's references; a generative verifier compares with one of them, fixed by the task."""
+        """Of the answer beside one of the task's references, fixed by the task: the same for every kind, so that a comparison of
+        kinds is not one of how much they are told."""
         task, answer, params = self.tasks[episode.task_id], self._read(episode), self.params
-        texts = self.texts.of(task, "verifier")
+        reference = stream("verifier.reference", self.seed, task.task_id).choice(self.texts.of(task, "verifier"))
         if not answer:
             return 0.0
         if params.kind == "contains":
-            return float(any(contains(text, answer, params.most_words) for text in texts))
+            return float(contains(reference, answer, params.most_words))
         if params.kind == "jaccard":
-            return max(jaccard(text, answer) for text in texts)
-        return self._verdict(task, texts, answer, episode.episode_id).score(params.score, params.other)
+            return jaccard(reference, answer)
+        return self._verdict(task, reference, answer, episode.episode_id).score(params.score, params.other)
 
-    def _verdict(self, task: Task, texts: Sequence[str], answer: str, name: str) -> Verdict:
+    def _verdict(self, task: Task, reference: str, answer: str, name: str) -> Verdict:
         assert self.verifier is not None
-        reference = stream("verifier.reference", self.seed, task.task_id).choice(texts)
         ((right, wrong),) = self.verifier.logprobs([self.verifier.prompt_tokens(self._question(task), reference, answer)])
         drawn = stream("verifier.drawn", self.seed, self._step, name).random()
         return verdict(right, wrong, float(drawn), self.params.renormalise)

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tiny import make_tiny_policy
+
 from stages.conversion.call_log import CallLog
 from stages.conversion.curate_calls import part_of
 
@@ -63,9 +65,13 @@ def write_log(path: Path, calls: Iterable[dict[str, Any]]) -> None:
 
 
 def small_settings(policy: Path, **more: Any) -> dict[str, Any]:
-    """Settings of a conversion of such a log beside it, to the model in the folder `policy`, in two clusters."""
+    """Settings of a conversion of such a log beside it, from a model with twice the layers to the one in the folder `policy`, in
+    two clusters."""
+    large = policy.with_name("large")
+    if not large.exists():
+        make_tiny_policy(large, num_hidden_layers=4)
     return {
-        **{"log": "calls.jsonl", "key": "key", "teacher": str(policy), "out": "out", "max_length": 96, "max_tokens": 12},
+        **{"log": "calls.jsonl", "key": "key", "teacher": str(large), "out": "out", "max_length": 96, "max_tokens": 12},
         "curate": {"min_examples": 40, "dedup_jaccard": 1.0},
         "cluster": {"k": 2, "min_cluster": 30},
         "select": {"candidates": {"tiny": {"path": str(policy)}}, "max_latency_ms": 1e6},

@@ -8,16 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stages.agent.instructions import PHRASES, QUESTION, with_phrase, without_phrase
+from stages.agent.prompts import load_prompt
 from stages.algorithms.population import Stored
 
 if TYPE_CHECKING:
     from stages.judging.chat_settings import ChatParams
 
-REFLECT = (
-    "An agent plays tasks with the instruction below; {placeholder} stands for the task. It failed in the attempts that follow. "
-    "Say to yourself what went wrong, and write a better instruction of at most {words} words. It must contain {placeholder} "
-    "once, and no answer of a task. Reply with the instruction alone.\n\nInstruction:\n{parent}\n\n{failures}"
-)
+PROMPT = "editor.txt"
+"""Of data/raw/prompts."""
 
 
 def by_rules(parent: str, failures: Sequence[Stored], rng: random.Random) -> str:
@@ -62,8 +60,9 @@ def by_server(
     gets the next draw of the model. Replies are stored with their requests (`params.cache`)."""
     from stages.judging.chat_server import ChatServer
 
+    prompt = load_prompt(PROMPT)
     asked = [
-        [{"role": "user", "content": REFLECT.format(placeholder=QUESTION, words=words, parent=parent, failures=shown(failed))}]
+        [{"role": "user", "content": prompt.fill(placeholder=QUESTION, words=words, parent=parent, failures=shown(failed))}]
         for parent, failed in zip(parents, failures, strict=True)
     ]
     server = ChatServer(params, "rl.tasks.settings.editor.server", root)

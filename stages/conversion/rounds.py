@@ -137,8 +137,8 @@ class Round:
     def _promote(
         self, made: Specialist, one: Fitted, test: list[Call], row: dict[str, Any]
     ) -> tuple[Specialist | None, dict[str, Any]]:
-        """Promote a specialist if it is not worse on the test calls that it would answer, by the lower bound. `test`: the
-        cluster's calls that are `judged`."""
+        """Promote a specialist if it is not worse on the test calls that it would answer, by the lower bound, and answers enough
+        of them to save cost. `test`: the cluster's calls that are `judged`."""
         found = self._answers(one.policy, test)
         large, right = quality(test, found)
         takes = [not made.refusal(call, answer) for call, answer in zip(test, found, strict=True)]
@@ -146,10 +146,13 @@ class Round:
         differences = [int(right[place]) - int(large[place]) for place in taken]
         traces, confirmed = [test[place]["trace"] for place in taken], sum(large[place] for place in taken)
         bound, why = promotion(differences, traces, confirmed, self.settings.router, self.settings.seed)
+        kept = len(taken) / max(len(test), 1)
+        if not why and kept <= made.rho:
+            why = f"it keeps {kept:.0%} of its calls, and each costs {made.rho:.0%} of the large model's: it saves nothing"
         row |= {
             "candidate": made.candidate,
             "threshold": made.threshold,
-            "kept": len(taken) / max(len(test), 1),
+            "kept": kept,
             "confirmed": confirmed,
             "rho": made.rho,
             "quality_large": float(np.mean(large)) if large else None,

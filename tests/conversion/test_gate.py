@@ -60,6 +60,18 @@ def test_promotion_takes_confirmed_test_calls(tiny_policy: Path, tmp_path: Path)
     assert "why" not in row
 
 
+def test_a_specialist_that_saves_nothing_is_not_promoted(tmp_path: Path, tiny_policy: Path):
+    """Contract: a call that falls back pays both models, so that a specialist must keep a larger share of its calls than it costs
+    of the large model (here the same model: 1)."""
+    settings = small_settings(
+        tiny_policy, teacher=str(tiny_policy), router={"epsilon": 0.02, "min_confidence": 0.0, "min_calls": 30}
+    )
+    parts = parts_of(response="wish 0", outcome=1)
+    made, row = Round(Conversion.model_validate(settings), tmp_path, 1).specialist(0, parts)
+    assert (made, row["served_by"], row["kept"], row["rho"]) == (None, LARGE, 1.0, 1.0)
+    assert row["why"] == "it keeps 100% of its calls, and each costs 100% of the large model's: it saves nothing"
+
+
 def test_without_a_right_validation_call_nothing_is_calibrated(tiny_policy: Path, tmp_path: Path):
     """Contract: a threshold comes from confirmed validation calls; without any, the specialist never answers."""
     parts = parts_of(response="wish 0")

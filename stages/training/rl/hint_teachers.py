@@ -7,16 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stages.agent.guidance import Kind, hint_of
+from stages.agent.prompts import load_prompt
 from stages.annotation.correct_paths import correct_episodes, failed_episodes
 from stages.judging.chat_server import ChatServer
 from stages.records.episode import Episode, TurnRecord, read_episodes, read_rows
 
 TREE_FAILURES = 4
 """Failed paths of each tree that feedback is about, in turn."""
-TEACHER = (
-    "You help an agent that failed a task. Write one hint of at most {words} words, on one line, without the final answer.\n"
-    "{kind}\n\nTask:\n{task}\n\nA solution:\n{solution}\n\nThe failed attempt:\n{failed}"
-)
+PROMPT = "teacher.txt"
+"""Of data/raw/prompts."""
 ASKS: Mapping[Kind, str] = {
     "plan": "The hint is a plan: which steps to take, in which order.",
     "env_feedback": "The hint says what the failed attempt got wrong, and how to correct it.",
@@ -77,11 +76,12 @@ def transcript(turns: Sequence[TurnRecord]) -> str:
 
 def hints_by_server(requests: Sequence[HintRequest], known: Solutions, server: ChatServer, max_tokens: int) -> list[str]:
     """As `hints_by_rules`, written by a chat model; "" also where it refuses."""
+    prompt = load_prompt(PROMPT)
     asked = [
         [
             {
                 "role": "user",
-                "content": TEACHER.format(
+                "content": prompt.fill(
                     words=max(1, max_tokens // 2),
                     kind=ASKS[request.kind],
                     task=request.failed.messages[0]["content"] if request.failed.messages else request.task_id,

@@ -83,7 +83,8 @@ def grow_nothing(context: StageContext, domain: Domain, tasks: Sequence[Task], p
     from stages.values.q_model import save_none
 
     out, costs = context.data / "annotated" / str(context.domain), {"iterations": 0, **no_costs(params)}
-    report: dict[str, Any] = {"trees": 0, **costs}
+    # The domain keeps DVC from taking another domain's equal outputs for those of this stage, which it then would not run.
+    report: dict[str, Any] = {"domain": context.domain, "trees": 0, **costs}
     for name, schema in (("nodes", node_schema(params)), ("labels", LABEL_SCHEMA), ("pairs", PAIR_SCHEMA)):
         write_table(out / f"{name}.parquet", schema, [])
     write_json(out / "costs.json", costs)
@@ -163,6 +164,7 @@ def run(context: StageContext) -> None:
     write_table(out / "pairs.parquet", PAIR_SCHEMA, pairs)
 
     report = {
+        "domain": context.domain,
         **summary(forest, labels, pairs, difficulty),
         **({"model_rollouts": dynamics.metrics} if dynamics is not None else {}),
         **fit_models(context, policy, forest.rows, pairs, params),

@@ -62,7 +62,8 @@ def test_stage_fits_q_model_and_progress_estimator_if_configured(context: StageC
 def test_without_trees_only_what_learns_from_rollouts_is_fitted(context: StageContext):
     """Contract: annotate.tasks 0 grows no trees and fits no step-value model; tables are there and empty, costs are 0, and the
     progress estimator and the judge model, which need no trees, are fitted and measured as ever. Checkpoints of an interrupted
-    run are removed."""
+    run are removed. The report names the domain, so that no two domains have equal outputs, which DVC would take from each other.
+    """
     from stages.values.progress import ProgressEstimator
 
     play_episodes(context)
@@ -82,7 +83,7 @@ def test_without_trees_only_what_learns_from_rollouts_is_fitted(context: StageCo
         assert not left.parent.exists()
         assert read_json(context.data / "models/q/toy/q_model.json") == {"params": {"kind": "none"}}
     report = read_json(context.reports / "annotate/toy.json")
-    assert (report["trees"], report["environment_steps"]) == (0, 0)
+    assert (report["domain"], report["trees"], report["environment_steps"]) == ("toy", 0, 0)
     assert "value_model" not in report
     assert report["progress"]["train"]["tasks"] + report["progress"]["held_out_tasks"] == 8
     ProgressEstimator.load(folder / "progress_model")

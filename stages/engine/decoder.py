@@ -20,7 +20,6 @@ from torch.nn import functional
 from stages.engine.cache import SlotCache, attend
 from stages.engine.forward import Part, Pass
 from stages.engine.low_rank import LowRank, base, is_plain, low_rank
-from stages.engine.products import product, sum_with_product
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Model types whose layers consist of RMS norm, rotary attention and a gated SiLU MLP, and nothing else."""
@@ -221,10 +220,10 @@ class LeanForward:
         by `angles` [n, 1, head_dim / 2], if any."""
         weight, bias = self._projections[index]
         rows = slice(which.start * self.head_dim, which.stop * self.head_dim)
-        joint = product(normed, weight[rows], None if bias is None else bias[rows])
+        product = functional.linear(normed, weight[rows], None if bias is None else bias[rows])
         if (low := self._low[index][0]) is not None:
-            low.add(joint, normed, rows)
-        joined = joint.unflatten(-1, (-1, self.head_dim))
+            low.add(product, normed, rows)
+        joined = product.unflatten(-1, (-1, self.head_dim))
         turning = joined[:, : self.rotated - which.start]
         weights = self._head_norms[index]
         if weights is not None:
@@ -308,12 +307,12 @@ def _norms(layer: Any) -> tuple[Any, Any, Any]:
 def _add_linear(residual: Tensor, states: Tensor, module: Any, norm: Any, low: LowRank | None) -> Tensor:
     """residual + norm(module(states)); `low`: what the module's adapter adds."""
     linear = base(module)
-    found = linear(states) if norm is not None else sum_with_product(residual, states, linear.weight)
+    product = linear(states) if norm is not None else torch.addmm(residual, states, linear.weight.t())
     if low is not None:
-        low.add(found, states)
+        low.add(product, states)
     if norm is not None:
-        return residual + rms_norm(found, norm)
-    return found if linear.bias is None else found.add_(linear.bias)
+        return residual + rms_norm(product, norm)
+    return product if linear.bias is None else product.add_(linear.bias)
 
 
 def _rotate(heads: Tensor, angles: Tensor) -> None:

@@ -1,29 +1,27 @@
-"""Products of activations with a linear layer's weights, forward and backward.
+"""Products of activations with a linear layer's weights in training, forward and backward.
 
 PyTorch multiplies float32 matrices by MKL, which uses half the width of an AMD processor's AVX-512 registers; oneDNN uses all of
-it. On other processors, on GPUs and in other precisions, products are PyTorch's own.
+it. On other processors, on GPUs, in other precisions and without gradients, products are PyTorch's own: sampling multiplies few
+rows at a time, which oneDNN's overhead and memory are not worth.
 
-oneDNN compiles a kernel for each shape, which takes as long as a product of a thousand rows. So products are computed with some
-rows of zeros more, such that few shapes occur; a row's result does not depend on how many others there are. A pass over many rows
-adds them once (`filled`) and spares each product a copy.
+oneDNN compiles a kernel for each shape, which takes as long as a product of a thousand rows, and keeps it. So products are
+computed with some rows of zeros more, such that few shapes occur. A pass over many rows adds them once (`filled`) and spares each
+product a copy.
 """
 
 from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-STEPS = ((128, 4), (512, 32))
-"""(up to how many rows, a multiple of which their number is rounded up to)."""
-LAST_STEP = 128
-"""The multiple for more rows."""
-Model = TypeVar("Model", bound=nn.Module)
+FEW, STEP, LARGE_STEP = 512, 64, 128
+"""Numbers of rows are rounded up to a multiple of STEP, those above FEW to one of LARGE_STEP."""
 
 
 class FastLinear(nn.Linear):
@@ -33,12 +31,11 @@ class FastLinear(nn.Linear):
         return product(input, self.weight, self.bias)
 
 
-def use_products(model: Model) -> Model:
-    """Make the model's plain linear layers `FastLinear`; its weights and their names stay. Returns the model."""
+def use_products(model: nn.Module) -> None:
+    """Make the model's plain linear layers `FastLinear`; its weights and their names stay."""
     for module in model.modules():
         if type(module) is nn.Linear:
             module.__class__ = FastLinear
-    return model
 
 
 def is_linear(module: Any) -> bool:
@@ -59,31 +56,20 @@ def onednn_is_faster() -> bool:
 
 def product(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """inputs @ weight.T + bias: [..., D], [V, D], [V] -> [..., V]. Differentiable once where oneDNN computes it."""
-    if not _is_onednns(inputs, weight):
-        return functional.linear(inputs, weight, bias)
-    if torch.is_grad_enabled():
+    if inputs.dtype == torch.float32 and inputs.numel() and _is_onednns(weight):
         return _Product.apply(inputs, weight, bias)
-    return _product(inputs, weight, bias)
-
-
-def sum_with_product(residual: Tensor, inputs: Tensor, weight: Tensor) -> Tensor:
-    """residual + inputs @ weight.T: [T, V], [T, D], [V, D] -> [T, V]. Without gradients."""
-    if not _is_onednns(inputs, weight):
-        return torch.addmm(residual, inputs, weight.t())
-    return _product(inputs, weight).add_(residual)
+    return functional.linear(inputs, weight, bias)
 
 
 def filled(rows: Tensor, weight: Tensor) -> Tensor:
     """rows [n, ...], followed by zeros up to a number that products with `weight` do not fill up."""
-    if weight.dtype != torch.float32 or weight.device.type != "cpu" or not onednn_is_faster():
-        return rows
-    return _padded(rows)
+    return _padded(rows) if _is_onednns(weight) else rows
 
 
-def _is_onednns(inputs: Tensor, weight: Tensor) -> bool:
-    """Whether oneDNN computes the product: in float32 on a CPU, also where autocast does not make it bfloat16."""
-    both = inputs.dtype == weight.dtype == torch.float32 and inputs.device.type == weight.device.type == "cpu"
-    return both and inputs.numel() > 0 and onednn_is_faster() and not torch.is_autocast_enabled("cpu")
+def _is_onednns(weight: Tensor) -> bool:
+    """Whether oneDNN multiplies with it: in float32 on a CPU, also where autocast does not make it bfloat16."""
+    plain = weight.dtype == torch.float32 and weight.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+    return torch.is_grad_enabled() and plain and onednn_is_faster()
 
 
 def _product(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -98,8 +84,7 @@ def _multiply(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
 
 def _missing(count: int) -> int:
     """How many rows of zeros to add to `count` rows."""
-    step = next((step for most, step in STEPS if count <= most), LAST_STEP)
-    return -count % step
+    return -count % (STEP if count <= FEW else LARGE_STEP)
 
 
 def _padded(rows: Tensor) -> Tensor:

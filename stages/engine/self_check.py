@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
-from stages.engine.products import product
 from stages.engine.slots import LEAST_ROWS, ROWS, Session
 
 if TYPE_CHECKING:
@@ -96,8 +96,8 @@ def rows_that_differ(outputs: int, inputs: int, dtype: torch.dtype) -> tuple[int
     are all. Empty where the processor's library keeps our promise."""
     weight = torch.arange(outputs * inputs, dtype=torch.float32).mul(0.7390851).sin().view(outputs, inputs).to(dtype)
     rows = torch.arange(max(COUNTS) * inputs, dtype=torch.float32).mul(0.5671433).cos().view(-1, inputs).to(dtype)
-    few = product(rows[:LEAST_ROWS], weight)
-    return tuple(count for count in COUNTS if not torch.equal(product(rows[:count], weight)[:LEAST_ROWS], few))
+    few = linear(rows[:LEAST_ROWS], weight)
+    return tuple(count for count in COUNTS if not torch.equal(linear(rows[:count], weight)[:LEAST_ROWS], few))
 
 
 @contextmanager

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from stages.agent.logprobs import States, head_logprobs, token_logprobs
 from stages.engine.attention import use_attention
-from stages.engine.products import use_products
 from stages.records.card import Card
 from stages.runtime.files import atomic_folder, atomic_text
 from stages.seeding import seed_torch
@@ -209,6 +208,6 @@ def load_q_model(folder: Path, reference: Path, device: str = "cpu") -> Preferen
     if policy_hash(reference) != settings["reference"]:
         raise ValueError(f"{folder} was made from a different policy than {reference}; run the annotate stage again")
     policy: Any = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32, local_files_only=True)
-    use_products(policy.to(device).eval())
+    policy.to(device).eval()
     use_attention(policy, "sdpa")
     return PreferenceQ(policy, load_policy(reference, device=device, attention="sdpa").model, params).eval()

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
-from stages.engine.products import use_products
 from stages.runtime.files import atomic_folder
 
 FOLDER = "reward"
@@ -73,7 +72,7 @@ def load_reward_model(policy: Path, device: str = "cpu") -> RewardModel:
 
     if not has_reward_model(policy):
         raise FileNotFoundError(f"{policy / FOLDER} has no reward model; set rl.preference.reward_model to true and run rl again")
-    model = RewardModel(use_products(AutoModel.from_pretrained(policy / FOLDER, dtype=torch.float32, local_files_only=True)))
+    model = RewardModel(AutoModel.from_pretrained(policy / FOLDER, dtype=torch.float32, local_files_only=True))
     model.output.load_state_dict(load_file(policy / FOLDER / _HEAD))
     return model.to(device).eval()
 

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stages.engine.products import use_products
 from stages.runtime.files import atomic_folder
 from stages.seeding import seed_torch
 from stages.values import fitting
@@ -123,7 +122,7 @@ class StepValueModel(nn.Module):
             if not (folder / name).exists() and not (name == "model.safetensors" and any(folder.glob("model-*.safetensors"))):
                 raise FileNotFoundError(f"{folder / name} is missing: incomplete step-value model; run the annotate stage again")
         params = HeadParams.model_validate_json((folder / "head.json").read_text(encoding="utf-8"))
-        backbone = use_products(AutoModel.from_pretrained(folder, dtype=torch.float32, local_files_only=True))
+        backbone = AutoModel.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
         model = cls(backbone, params)
         model.output.load_state_dict(load_file(folder / "head.safetensors"))
         return model.to(device).eval()

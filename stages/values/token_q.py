@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from stages.agent.logprobs import through_head
-from stages.engine.products import use_products
 from stages.runtime.files import atomic_folder
 from stages.values.q_model import action_mask, action_states
 
@@ -133,7 +132,7 @@ def load_token_q(folder: Path, device: str = "cpu") -> TokenQ:
         )
     scale = Scale(**json.loads((source / _SETTINGS).read_text(encoding="utf-8")))
     policy = load_policy(folder, device=device, attention="sdpa").model
-    backbone: Any = use_products(AutoModel.from_pretrained(source, dtype=torch.float32, local_files_only=True))
+    backbone: Any = AutoModel.from_pretrained(source, dtype=torch.float32, local_files_only=True)
     output, residual = (nn.Linear(policy.config.hidden_size, 1) for _ in range(2))
     tensors = load_file(source / _HEADS)
     for name, part in (("output", output), ("residual", residual)):

@@ -39,7 +39,7 @@ def test_a_processor_whose_sums_depend_on_the_number_of_rows_is_named(
     def other_order(rows: Tensor, weight: Tensor) -> Tensor:
         return (rows * (1 + 1e-6 * (len(rows) > LEAST_ROWS))) @ weight.T
 
-    monkeypatch.setattr(self_check, "product", other_order)
+    monkeypatch.setattr(self_check, "linear", other_order)
     assert rows_that_differ(8, 64, torch.float32) == COUNTS
     TorchEngine(make("llama"), [], slots=4, max_length=64)
     error = capsys.readouterr().err

@@ -11,6 +11,9 @@ product a copy.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,19 @@ from torch.nn import functional
 
 FEW, STEP, LARGE_STEP = 512, 64, 128
 """Numbers of rows are rounded up to a multiple of STEP, those above FEW to one of LARGE_STEP."""
+
+
+_COMPARED: ContextVar[bool] = ContextVar("whether products without gradients are compared with those of training", default=False)
+
+
+@contextmanager
+def as_in_training() -> Iterator[None]:
+    """Multiply without gradients as with them, so that losses find the same log-probabilities where weights are the same."""
+    token = _COMPARED.set(True)
+    try:
+        yield
+    finally:
+        _COMPARED.reset(token)
 
 
 class FastLinear(nn.Linear):
@@ -69,7 +85,7 @@ def filled(rows: Tensor, weight: Tensor) -> Tensor:
 def _is_onednns(weight: Tensor) -> bool:
     """Whether oneDNN multiplies with it: in float32 on a CPU, also where autocast does not make it bfloat16."""
     plain = weight.dtype == torch.float32 and weight.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
-    return torch.is_grad_enabled() and plain and onednn_is_faster()
+    return plain and (torch.is_grad_enabled() or _COMPARED.get()) and onednn_is_faster()
 
 
 def _product(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

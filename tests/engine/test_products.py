@@ -107,6 +107,14 @@ def test_other_products_are_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.equal(product(numbers(6, 8), weight), functional.linear(numbers(6, 8), weight))
 
 
+@needs_onednn
+def test_what_losses_compare_is_multiplied_alike() -> None:
+    rows, weight = numbers(70, 24), numbers(40, 24, seed=1)
+    trained = product(rows, weight.requires_grad_())
+    with torch.no_grad(), products.as_in_training():
+        assert torch.equal(product(rows, weight), trained)
+
+
 def test_other_processors_keep_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "onednn_is_faster", lambda: False)
     monkeypatch.setattr(products, "_multiply", lambda *_: pytest.fail("oneDNN was called"))

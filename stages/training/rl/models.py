@@ -25,6 +25,7 @@ from stages.algorithms.parts.loss import MeanLogprobs, kl_estimate
 from stages.algorithms.parts.progress import Progress
 from stages.algorithms.parts.turn_critic import TurnCritic
 from stages.algorithms.settings import Rl
+from stages.engine.products import as_in_training
 from stages.training.common.adapters import reference_of, twin
 from stages.training.common.batches import (
     plan_micro_batches,
@@ -153,7 +154,7 @@ class Models:
         """
         parts: list[tuple[Sequence[int], Tensor]] = []
         run = self.processes.run_in_fsdp if fitted else self.processes.forward
-        with torch.set_grad_enabled(trained):
+        with torch.set_grad_enabled(trained), as_in_training():
             for group, active in self.processes.shard(plan):
                 micro = take(batch, group, self.policy.device)
                 part = run(module, partial(compute, micro)).detach().float().cpu()

@@ -20,6 +20,7 @@ from typing import Any
 
 from benchmarks.measure import Options
 from benchmarks.startup import SkippedError, environment
+from stages.runtime.cores import available_cores, processor
 from stages.runtime.lineage import dvc_hash, file_hash
 
 
@@ -154,8 +155,8 @@ def machine(options: Options) -> dict[str, Any]:
     commit, dirty = git_state(options.root)
     return {
         "commit": commit + ("+" if dirty else ""),
-        "cpu": cpu_name(),
-        "nproc": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpu": processor() or platform.processor(),
+        "nproc": available_cores(),
         "threads": options.threads,
         "workers": options.workers,
         "cores": options.cores,
@@ -163,12 +164,6 @@ def machine(options: Options) -> dict[str, Any]:
         "precision": options.precision,
         "versions": versions,
     }
-
-
-def cpu_name() -> str:
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor())
 
 
 def blas() -> str:

@@ -346,15 +346,16 @@ def print_resolved(params: Params) -> None:
             **{name: params.section(name, domain).model_dump(mode="json") for name in ("curate", "rollout", "annotate")},
             "rl": resolve_section(params.section("rl", domain), params.model.max_length)[1].model_dump(mode="json"),
         }
-    print(yaml.safe_dump(resolved, sort_keys=False, width=130), end="")
-    print(f"# params hash {params_hash(params)}")
+    print(f"{yaml.safe_dump(resolved, sort_keys=False, width=130)}# params hash {params_hash(params)}")
 
 
 def run(options: argparse.Namespace) -> None:
     """What the command line asks for. Raises ParamsError."""
+    from stages.environments.registry import settings_of
+
     path: Path = options.file
     if options.explain:
-        print(explain_key(Params, options.explain, ROOT))
+        print(explain_key(Params, options.explain, ROOT, settings_of))
     elif options.docs:
         atomic_text(ROOT / "params.schema.json", json_schema(Params))
         atomic_text(ROOT / "docs" / "params.md", page(Params))
@@ -378,8 +379,7 @@ def run(options: argparse.Namespace) -> None:
 
 @command
 def main() -> int:
-    what = "Check params.yaml and print what it resolves to."
-    parser = argparse.ArgumentParser(prog="python -m stages.params", description=what)
+    parser = argparse.ArgumentParser(prog="python -m stages.params", description="Check params.yaml; print what it resolves to.")
     parser.add_argument("--file", type=Path, default=ROOT / "params.yaml")
     other = parser.add_mutually_exclusive_group()
     other.add_argument("--apply", type=Path, metavar="OVERLAY", help="write an overlay, such as a profile, into the file")

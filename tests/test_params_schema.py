@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stages import params
+from stages.environments.registry import settings_of
 from stages.params import Params, parse_params
 from stages.records.sections import deep_merge, params_hash
 from stages.runtime import schema
@@ -105,25 +107,34 @@ def test_json_schema_accepts_valid_and_rejects_unknown_keys() -> None:
         assert list(validator.iter_errors(deep_merge(shipped, change)))
 
 
+def explain(key: str) -> str:
+    return schema.explain_key(params.Params, key, ROOT, settings_of)
+
+
 def test_explain_shows_fields_defaults_and_readers() -> None:
-    found = schema.explain_key(params.Params, "rl.loss", ROOT)
+    found = explain("rl.loss")
     assert "stages/algorithms/parts/loss.py" in found
     assert "clip_high: number > 0, ≤ 10; default 0.2" in found
     assert "Needs loss.kind: ppo_clip, turn_clip, gspo or cispo." in found
-    assert "clip_high" in schema.explain_key(params.Params, "per_domain.search.rl.loss", ROOT)
-    one = schema.explain_key(params.Params, "annotate.selection.c", ROOT)
+    assert "clip_high" in explain("per_domain.search.rl.loss")
+    one = explain("annotate.selection.c")
     assert "read by the stages annotate" in one
     assert "stages/annotation/selection.py" in one
     assert "prior_temperature" not in one
-    own = schema.explain_key(params.Params, "per_domain.search.rl.steps", ROOT)
+    own = explain("per_domain.search.rl.steps")
     assert "read by the stages rl\n" in own
     for key in ("per_domain.search.environment", "per_domain.search.environment.echo_query"):
-        found = schema.explain_key(params.Params, key, ROOT)
+        found = explain(key)
         assert "read by the stages curate, transfer, rollout, annotate, rl\n" in found
-        assert "The environment's own keys: docs/environments.md" in found
-    assert "Overrides of `rl`" in schema.explain_key(params.Params, "per_domain.search", ROOT)
+        assert "defined in stages/environments/search/domain.py\n" in found
+        assert re.search(r"\n  echo_query: .*\n      [A-Z]", found)
+    assert "hops" not in found
+    assert "\n  max_turns: " in explain("per_domain.search.environment")
+    assert "Overrides of `rl`" in explain("per_domain.search")
     for key, near in (
         ("per_domain.search.rll", "'rl'"),
+        ("per_domain.search.environment.max_turn", "max_turns"),
+        ("per_domain.serch.environment.max_turns", "'search'"),
         ("rl.los", "'loss'"),
         ("rl.steps.more", "no keys of its own"),
         ("what", "Known here"),
@@ -131,4 +142,4 @@ def test_explain_shows_fields_defaults_and_readers() -> None:
         ("rl.clip_high", r"'rl\.loss\.clip_high'"),
     ):
         with pytest.raises(ParamsError, match=near):
-            schema.explain_key(params.Params, key, ROOT)
+            explain(key)

@@ -337,7 +337,8 @@ class Search:
         context = [*self.chat.closing_tokens(turn.token_ids), *self.chat.observation_tokens(step.observation.text)]
         depth = rollout.growth.tree.nodes[rollout.request.start].depth + len(rollout.edges) + 1
         full = rollout.length + len(turn.token_ids) + len(context) >= self.max_length
-        cut = step.truncated or depth >= self.params.max_depth or turn.stop_reason == "context" or full
+        deepest = self.params.max_depth is not None and depth >= self.params.max_depth
+        cut = step.truncated or deepest or turn.stop_reason == "context" or full
         ended = step.terminated or cut
         return Edge(
             action=action,

@@ -209,8 +209,8 @@ class Annotate(Section):
     """Per tree; under selection.rule flat and omega: solutions."""
     expand_k: Annotated[int, Field(ge=1, le=64)] = 4
     """Actions sampled where a node is expanded."""
-    max_depth: Count = 12
-    """Turns below the root."""
+    max_depth: Count | None = None
+    """Turns below the root; null: as many as an episode has. With fewer, values are not those of episodes."""
     chunk: Count = 128
     """Trees grown together; about as many as resources.slots decode fastest. Each finished tree is a checkpoint."""
     leaves_per_tree: Annotated[int, Field(ge=1, le=64)] = 1

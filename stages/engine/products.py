@@ -2,7 +2,8 @@
 
 PyTorch multiplies float32 matrices by MKL, which uses half the width of an AMD processor's AVX-512 registers; oneDNN uses all of
 it. On other processors, on GPUs, in other precisions and without gradients, products are PyTorch's own: sampling multiplies few
-rows at a time, which oneDNN's overhead and memory are not worth.
+rows at a time, which oneDNN's overhead and memory are not worth. Without gradients `as_in_training` has them multiplied as with
+them, where a loss compares the log-probabilities.
 
 oneDNN compiles a kernel for each shape, which takes as long as a product of a thousand rows, and keeps it. So products are
 computed with some rows of zeros more, such that few shapes occur. A pass over many rows adds them once (`filled`) and spares each
@@ -15,13 +16,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
+
+from stages.runtime.cores import processor
 
 FEW, STEP, LARGE_STEP = 512, 64, 128
 """Numbers of rows are rounded up to a multiple of STEP, those above FEW to one of LARGE_STEP."""
@@ -66,8 +68,7 @@ def onednn_is_faster() -> bool:
         return False
     if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return False
-    path = Path("/proc/cpuinfo")
-    return path.exists() and "AuthenticAMD" in path.read_text(encoding="utf-8")
+    return processor("vendor_id") == "AuthenticAMD"
 
 
 def product(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

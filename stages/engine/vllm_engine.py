@@ -18,9 +18,13 @@ from stages.engine.completion_engine import TurnRequest, TurnResult
 from stages.engine.engine import EngineError, EngineSettings, Pause
 from stages.engine.openai_engine import seed_of
 
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 512)
+"""What vLLM reserves memory for."""
+
 
 class VllmBackend:
-    """A `Backend` for the model in `folder`, or for a LoRA adapter and its base. Raises EngineError if vLLM is not installed."""
+    """A `Backend` for the model in `folder`, or for a LoRA adapter and its base. Raises EngineError if vLLM is not installed, or
+    for an adapter whose rank is above LORA_RANKS."""
 
     def __init__(self, folder: Path, end_of_turn: int, settings: EngineSettings) -> None:
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -41,10 +45,9 @@ class VllmBackend:
             base = Adapter(folder).base
             self._lora = LoRARequest(folder.name, 1, str(folder))
             rank = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["r"]
-            adapter = {
-                "enable_lora": True,
-                "max_lora_rank": next(size for size in (8, 16, 32, 64, 128, 256, 512) if size >= rank),
-            }
+            if rank > LORA_RANKS[-1]:
+                raise EngineError(f"{folder}: vLLM serves adapters of rank {LORA_RANKS[-1]} at most, and this one has {rank}")
+            adapter = {"enable_lora": True, "max_lora_rank": next(size for size in LORA_RANKS if size >= rank)}
         self._engine = LLMEngine.from_engine_args(
             EngineArgs(
                 model=str(base),

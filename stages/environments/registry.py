@@ -26,11 +26,7 @@ def load_domain(name: str, settings: Mapping[str, Any] | None = None) -> Domain:
     ParamsError for an unknown domain or key (with the nearest known name), for an invalid value (with its range), and for a class
     that is not a domain (with file and line).
     """
-    if name not in GROUP.points():
-        raise ParamsError(f"params.yaml: {GROUP.unknown(name)}")
-    domain_class: Any = GROUP.load(name)
-    if faults := class_faults(name, domain_class):
-        raise ParamsError("\n".join(f"{place(domain_class)}: domain '{name}': {fault}" for fault in faults))
+    domain_class = _class_of(name)
     try:
         checked = domain_class.Settings(**dict(settings or {}))
     except ValidationError as error:
@@ -42,6 +38,21 @@ def load_domain(name: str, settings: Mapping[str, Any] | None = None) -> Domain:
     if not domain_class.__module__.startswith("stages."):
         domain.make = functools.partial(_checked_make, domain.make)  # type: ignore[method-assign]
     return domain if checked.constraint is None else ConstrainedDomain(domain, checked.constraint)
+
+
+def settings_of(name: str) -> type[DomainSettings]:
+    """The keys of `per_domain.<name>.environment`. Raises ParamsError for a domain that is unknown or not one."""
+    found: type[DomainSettings] = _class_of(name).Settings
+    return found
+
+
+def _class_of(name: str) -> Any:
+    if name not in GROUP.points():
+        raise ParamsError(f"params.yaml: {GROUP.unknown(name)}")
+    domain_class: Any = GROUP.load(name)
+    if faults := class_faults(name, domain_class):
+        raise ParamsError("\n".join(f"{place(domain_class)}: domain '{name}': {fault}" for fault in faults))
+    return domain_class
 
 
 def class_faults(name: str, domain_class: Any) -> list[str]:

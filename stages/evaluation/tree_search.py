@@ -25,15 +25,13 @@ if TYPE_CHECKING:
 
 AT_ONCE = 128
 """Trees grown together, each with an environment and caches of its own."""
-UNLIMITED = 1_000_000
-"""Turns of a tree where only the environment ends episodes."""
 
 
 def tree_settings(search: TreeSearch, max_turns: int | None) -> Annotate:
     """Trees of simulated episodes under UCT."""
     return Annotate(
         expand_k=search.expand_k,
-        max_depth=max_turns or UNLIMITED,
+        max_depth=max_turns,
         selection=Selection(c=search.c),
         returns=search.returns,
         sampling=search.sampling,

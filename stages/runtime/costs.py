@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 import resource
 import sys
 import time
@@ -20,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from stages.runtime import spans
-from stages.runtime.cores import available_cores
+from stages.runtime.cores import available_cores, processor
 from stages.runtime.files import atomic_text
 from stages.runtime.lineage import TRANSFER, identity, input_hashes
 from stages.runtime.yaml_files import read_yaml
@@ -137,12 +136,7 @@ def _gpu() -> tuple[str, int]:
 
 def machine() -> str:
     """The processor, the number of cores available to this process, and the GPU if one was used."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        text = ""
-    named = re.search(r"^model name\s*:\s*(.+)$", text, re.M)
-    return ", ".join(filter(None, (named[1] if named else platform.machine(), f"{available_cores()} cores", _gpu()[0])))
+    return ", ".join(filter(None, (processor() or platform.machine(), f"{available_cores()} cores", _gpu()[0])))
 
 
 def uptime() -> float:

@@ -10,7 +10,7 @@ import inspect
 import json
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,6 +23,8 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from stages.runtime.validation import ParamsError, nearest, places, section_within
 from stages.runtime.yaml_files import read_yaml
 
+Environments = Callable[[str], type[BaseModel]]
+"""Domain -> the settings of its environment."""
 BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 
 
@@ -188,12 +190,15 @@ def page(root: type[BaseModel]) -> str:
 # ---- one key -----------------------------------------------------------------------------------------------------------
 
 
-def _find(root: type[BaseModel], key: str) -> tuple[str, type[BaseModel], str | None]:
+def _find(root: type[BaseModel], key: str, environment: Environments) -> tuple[str, type[BaseModel], str | None]:
     """Place and section of `key`, and the field's name unless `key` is itself a section or a domain. Raises ParamsError."""
     section, parts = root, key.split(".")
     passed: list[str] = []
-    if parts[0] == "per_domain":
-        # A domain's overrides have the section's own keys; those of its environment are not known here.
+    if parts[0] == "per_domain" and parts[2:3] == ["environment"]:
+        root = section = environment(parts[1])
+        passed, parts = parts[:3], parts[3:]
+    elif parts[0] == "per_domain":
+        # a domain's overrides have the section's own keys
         parts = parts[2:] if len(parts) > 2 and parts[2] in root.model_fields else ["per_domain", *parts[2:3]]
     for number, part in enumerate(parts):
         if part not in section.model_fields:
@@ -235,9 +240,9 @@ def _modules(root: Path, section: type[BaseModel], place: str, name: str | None)
     return sorted({*found, *(path for part in declaring for path in _modules(root, part, place, name))})
 
 
-def explain_key(root: type[BaseModel], key: str, checkout: Path) -> str:
+def explain_key(root: type[BaseModel], key: str, checkout: Path, environment: Environments) -> str:
     """Fields, defaults, values and readers of a key or section, as text. Raises ParamsError for an unknown key."""
-    place, section, name = _find(root, key)
+    place, section, name = _find(root, key, environment)
     home = Path(inspect.getfile(section)).resolve()
     stages = _stages(checkout, key)
     lines = [f"{key}: {_summary(section)}" if not name and _summary(section) else key]

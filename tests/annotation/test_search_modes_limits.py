@@ -10,6 +10,7 @@ from stages.annotation.search import Search
 from stages.annotation.settings import Annotate
 from stages.annotation.tree import Edge, Tree
 from stages.claims.known_tree import ARMS, DEPTH, Chat, FakeEngine, Pool, World, task, value
+from stages.environments.protocol import Observation, Step
 
 # ---- several leaves at once -------------------------------------------------------------------------------------------------
 
@@ -96,3 +97,20 @@ def test_depth_one_is_a_bandit():
     assert len(tree.nodes) == 1 + ARMS
     assert [arms[arm].value for arm in range(ARMS)] == pytest.approx([0.1, 0.9, 0.3])
     assert arms[1].N > 200
+
+
+def test_by_default_a_tree_is_as_deep_as_an_episode():
+    """Contract: long episodes are played to their end, so that the tree's values are theirs."""
+
+    class Long(World):
+        def step(self, action: str) -> Step:
+            self.actions = (*self.actions, int(action))
+            won = len(self.actions) == 15
+            return Step(Observation("at"), float(won), True, won, False)
+
+    class LongPool(Pool):
+        def take(self) -> World:
+            return self.free.pop() if self.free else Long()
+
+    (tree,) = Search(FakeEngine(), Chat(), LongPool(), Annotate(iterations=5), 5, 10_000).grow([task("a")])
+    assert {(node.depth, node.edge.terminal, node.total) for node in tree.nodes if node.ended} == {(15, True, 1.0)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -200,6 +201,9 @@ def test_agreement_of_logprobs_is_checked_in_float32():
         check_agreement({**measured, "mean_logprob_difference": 2e-5}, "float32", 0)
     with pytest.raises(ValueError, match=r"by 0\.0002 at most"):
         check_agreement({**measured, "max_logprob_difference": 2e-4}, "float32", 0)
+    for size, allowed in ((9.0, False), (15.0, False), (25.0, True)):
+        with nullcontext() if allowed else pytest.raises(ValueError, match=r"by 0\.0002 at most \(limit 0\.0001"):
+            check_agreement({**measured, "max_logprob_difference": 2e-4}, "float32", 0, size)
     assert agreement({}) == {"max_logprob_difference": 0.0, "mean_logprob_difference": 0.0, "logprobs_apart": 0.0}
 
 

@@ -45,6 +45,7 @@ class SearchSettings(DomainSettings):
     """Settings of the search domain (per_domain.search.environment)."""
 
     max_turns: Annotated[int, Field(ge=1, le=64)] = 6
+    """Turns of an episode, at most."""
     results: Annotated[int, Field(ge=1, le=10)] = 1
     """Pages that a search returns."""
     reward: Literal["exact_match", "f1"] = "exact_match"

@@ -302,8 +302,9 @@ class OnlineJob(RlJob):
 
     def finish(self, step: int, sums: Mapping[str, Sums]) -> dict[str, float]:
         count, everything = len(self.played), conversations((*self.played, *self.greedy, *self.beside))
-        mismatch = agreement(policy_sums(sums))
-        check_agreement(mismatch, self.context.params.resources.precision, step)
+        policy = policy_sums(sums)
+        mismatch = agreement(policy)
+        check_agreement(mismatch, self.context.params.resources.precision, step, policy.get("max_logprob_size", 0.0))
         self.logprob_mismatch = {name: max(self.logprob_mismatch.get(name, 0.0), value) for name, value in mismatch.items()}
         for name, value in {**self.ledger.metrics(), **{f"ledger/{name}": value for name, value in mismatch.items()}}.items():
             self.context.metric(name, value, step + 1)

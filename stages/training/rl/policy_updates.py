@@ -34,6 +34,9 @@ LARGEST_DIFFERENCE = {"float32": 1e-4, "bfloat16": 2.0}
 """... and the largest accepted difference of a token. In float32, either forward pass is within about 1e-5 of float64. In
 bfloat16, the engine plays with the stored weights and training runs under autocast: with the shipped model, log-probs differ by
 0.010 to 0.019 on average and by 0.2 at most. A wrong temperature, position or weight exceeds these bounds."""
+USUAL_SIZE = 10.0
+"""The largest absolute log-prob up to which LARGEST_DIFFERENCE holds. Beyond it, the bound grows in proportion: rounding errors
+are proportional to the logits, which a run that diverges makes ever larger."""
 RESCORING_TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-4}
 """The largest accepted mean difference of the training pass's log-probs before and in a step's first update: same weights, same
 kernels. A third of the range in which GSPO does not clip."""
@@ -190,6 +193,7 @@ class PolicyUpdates:
         difference = ((logprobs - drawn) * micro.policy_mask).abs()
         sums = {"max_logprob_difference": difference.max(), "logprob_difference": difference.sum()}
         sums |= {
+            "max_logprob_size": (drawn * micro.policy_mask).abs().max(),
             "logprob_tokens": micro.policy_mask.sum(),
             "logprobs_apart": (difference > LOGPROB_TOLERANCE[self.precision]).sum(),
         }
@@ -245,10 +249,11 @@ def agreement(policy: Mapping[str, float]) -> dict[str, float]:
     return found
 
 
-def check_agreement(measured: Mapping[str, float], precision: str, step: int) -> None:
-    """Raise ValueError if `agreement`'s measurements exceed what rounding in `precision` explains."""
+def check_agreement(measured: Mapping[str, float], precision: str, step: int, size: float = 0.0) -> None:
+    """Raise ValueError if `agreement`'s measurements exceed what rounding in `precision` explains. size: the largest absolute
+    log-prob."""
     mean, largest = measured["mean_logprob_difference"], measured["max_logprob_difference"]
-    tolerance, limit = LOGPROB_TOLERANCE[precision], LARGEST_DIFFERENCE[precision]
+    tolerance, limit = LOGPROB_TOLERANCE[precision], LARGEST_DIFFERENCE[precision] * max(1.0, size / USUAL_SIZE)
     # Negated so that NaN fails, too.
     if not (mean <= tolerance and largest <= limit):
         raise ValueError(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from stages import params
 from stages.runtime.files import atomic_text
 from stages.runtime.stage import StageContext, stage_run
-from stages.runtime.unlisted_domains import keep_only, keep_packages
+from stages.runtime.unlisted_domains import keep_only
 from stages.tracking import open_tracker
 
 if TYPE_CHECKING:
@@ -80,7 +80,6 @@ def train(context: StageContext, method: str, base: Path, settings: Any) -> dict
 def prune(context: StageContext) -> None:
     """Remove what unlisted domains left in the inputs."""
     keep_only(context.root, context.params.domains, ["data/curated", "data/models/rl"])
-    keep_packages(context.root, context.params)
 
 
 def run(context: StageContext) -> None:

@@ -1,11 +1,12 @@
 """Records which outside packages and which files named in params.yaml a domain's stages use, with hashes, so that DVC sees
 changes.
 
-`python -m stages.runtime.packages --domain NAME` writes data/packages/environments/NAME.json, the package of the domain (entry
-points of the group bellwether.domains) and the files and folders below data/raw that its settings name, and
-data/packages/algorithms/NAME.json, the package of its rl.algorithm (group bellwether.algorithms) and the files that its section
-rl names. `dvc repro` always runs it (data/packages/dvc.yaml); the stages that use such code and files depend on the two, so they
-run again only if these change. It imports none of the packages.
+`python -m stages.runtime.packages` writes, for every NAME of `domains` and `evaluate.transfer` in params.yaml,
+data/packages/environments/NAME.json, the package of the domain (entry points of the group bellwether.domains) and the files and
+folders below data/raw that its settings name, and data/packages/algorithms/NAME.json, the package of its rl.algorithm (group
+bellwether.algorithms) and the files that its section rl names. Those of other domains are removed. `dvc repro` always runs it
+(data/packages/dvc.yaml); the stages that use such code and files depend on the two, so they run again only if these change. It
+imports none of the packages.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import yaml
 from stages.runtime.command import command
 from stages.runtime.files import atomic_text
 from stages.runtime.lineage import dvc_hash
+from stages.runtime.unlisted_domains import keep_only
 from stages.runtime.validation import watched
 
 FOLDER = Path("data/packages")
@@ -141,12 +143,8 @@ def write_if_changed(path: Path, text: str) -> None:
     atomic_text(path, text)
 
 
-@command
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m stages.runtime.packages", description=(__doc__ or "").strip())
-    parser.add_argument("--domain", required=True, help="one of `domains` or `evaluate.transfer` in params.yaml")
-    domain = parser.parse_args().domain
-    values = yaml.safe_load(Path("params.yaml").read_text(encoding="utf-8"))
+def record(values: Mapping[str, Any], domain: str) -> None:
+    """Write the domain's two files. Where its package is not installed, what is there stays."""
     files = named_files(values, domain)
     for folder, name in names(values, domain).items():
         path = FOLDER / folder / f"{domain}.json"
@@ -158,6 +156,16 @@ def main() -> int:
                 continue
         records = [*(described(dist) for dist in with_local_requirements(found)), *files[folder]]
         write_if_changed(path, json.dumps(records, indent=1, sort_keys=True) + "\n")
+
+
+@command
+def main() -> int:
+    argparse.ArgumentParser(prog="python -m stages.runtime.packages", description=(__doc__ or "").strip()).parse_args()
+    values = yaml.safe_load(Path("params.yaml").read_text(encoding="utf-8"))
+    listed = [*values["domains"], *((values.get("evaluate") or {}).get("transfer") or [])]
+    keep_only(Path(), listed, [str(FOLDER / folder) for folder in GROUPS])
+    for domain in sorted(set(listed)):
+        record(values, domain)
     return 0
 
 

@@ -6,8 +6,6 @@ import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from stages.runtime.run_params import RunParams
-
 
 def keep_only(root: Path, domains: Sequence[str], folders: Iterable[str]) -> None:
     """Remove and print entries of `folders` (relative to `root`) that belong to no listed domain.
@@ -26,9 +24,3 @@ def keep_only(root: Path, domains: Sequence[str], folders: Iterable[str]) -> Non
             else:
                 path.unlink()
             print(f"removed {folder}/{path.name}: not one of the domains {', '.join(domains)}", flush=True)
-
-
-def keep_packages(root: Path, params: RunParams) -> None:
-    """`keep_only` for the packages' versions (stages/runtime/packages.py). Of the stages that depend on their folder only the
-    first, merge, may call it: a later one would change merge's inputs after it has run, and DVC would run it again."""
-    keep_only(root, [*params.domains, *params.evaluate.transfer], ["data/packages/environments"])

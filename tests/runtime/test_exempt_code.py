@@ -31,8 +31,8 @@ MOVE = (
 WHOLE = "writes a complete file or none, whatever its content"
 ALLOWED_IMPORTS = {
     "stages.runtime.checkpoints.Checkpoints": "an output is the same with and without them",
+    "stages.runtime.cores.processor": "last bits differ between processors, whatever they are called",
     "stages.runtime.unlisted_domains.keep_only": "stages read the domains that params.yaml lists, whatever else there is",
-    "stages.runtime.unlisted_domains.keep_packages": "stages read the domains that params.yaml lists, whatever else there is",
     **{f"stages.runtime.unshardable.{name}": "words of a refusal" for name in ("LORA", "SPARSE", "WARM_START")},
     "stages.runtime.files.atomic_bytes": WHOLE,
     "stages.runtime.files.atomic_file": WHOLE,

@@ -141,17 +141,33 @@ def test_default_run_uses_no_outside_package(tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     (tmp_path / "params.yaml").write_text((ROOT / "params.yaml").read_text())
     domains = yaml.safe_load((ROOT / "params.yaml").read_text())["domains"]
-    locked = yaml.safe_load((ROOT / "data/packages/dvc.lock").read_text())["stages"]
-    for domain in domains:
-        monkeypatch.setattr(sys, "argv", ["packages", "--domain", domain])
-        assert packages.main() == 0
-        for folder in packages.GROUPS:
-            path = tmp_path / packages.FOLDER / folder / f"{domain}.json"
-            assert path.read_text() == "[]\n"
-            before = path.stat().st_mtime_ns
-            assert packages.main() == 0
-            assert path.stat().st_mtime_ns == before, "an unchanged file is not rewritten"
-        assert {out["md5"] for out in locked[f"packages@{domain}"]["outs"]} == {packages.dvc_hash(path)}
+    locked = yaml.safe_load((ROOT / "data/packages/dvc.lock").read_text())["stages"]["packages"]
+    monkeypatch.setattr(sys, "argv", ["packages"])
+    assert packages.main() == 0
+    paths = [tmp_path / packages.FOLDER / folder / f"{domain}.json" for folder in packages.GROUPS for domain in domains]
+    assert {path.read_text() for path in paths} == {"[]\n"}
+    before = [path.stat().st_mtime_ns for path in paths]
+    assert packages.main() == 0
+    assert [path.stat().st_mtime_ns for path in paths] == before, "an unchanged file is not rewritten"
+    assert {out["path"]: out["md5"] for out in locked["outs"]} == {
+        str(packages.FOLDER / folder): packages.dvc_hash(tmp_path / packages.FOLDER / folder) for folder in packages.GROUPS
+    }
+
+
+def test_files_of_domains_that_are_not_listed_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: so that the stages that join domains, which depend on the folder, do not depend on what is not listed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["packages"])
+    (tmp_path / "params.yaml").write_text("domains: [search, shop]\nevaluate: {transfer: [bank, shop]}\nper_domain: {search: }\n")
+    assert packages.main() == 0
+    folder = tmp_path / packages.FOLDER
+    assert sorted(path.stem for path in folder.glob("*/*")) == sorted(["bank", "search", "shop"] * 2)
+    (tmp_path / "params.yaml").write_text("domains: [search]\nper_domain: {search: }\n")
+    assert packages.main() == 0
+    assert sorted(path.relative_to(folder).as_posix() for path in folder.glob("*/*")) == [
+        "algorithms/search.json",
+        "environments/search.json",
+    ]
 
 
 def installed(folder: Path, direct_url: object = None, record: bool = True) -> Distribution:
@@ -204,7 +220,7 @@ def test_entry_of_a_package_not_installed_here_is_kept(tmp_path: Path, monkeypat
     known = tmp_path / packages.FOLDER / "environments/nowhere.json"
     known.parent.mkdir(parents=True)
     known.write_text('[{"package": "nowhere"}]\n')
-    monkeypatch.setattr(sys, "argv", ["packages", "--domain", "nowhere"])
+    monkeypatch.setattr(sys, "argv", ["packages"])
     assert packages.main() == 0
     assert known.read_text() == '[{"package": "nowhere"}]\n'
     assert "no installed package provides nowhere" in capsys.readouterr().err

@@ -351,8 +351,8 @@ def _tracked(context: StageContext, work: Callable[[], None]) -> int:
     except (ParamsError, ValueError, FileNotFoundError, OSError) as error:
         if os.environ.get("BELLWETHER_DEBUG"):
             raise
-        problem = _missing_input(context, error) or error
-        print(f"{context.title}: {problem}\n(BELLWETHER_DEBUG=1 shows where this came from)", file=sys.stderr)
+        message = f"{context.title}: {_missing_input(context, error) or error}\n(BELLWETHER_DEBUG=1 shows where this came from)"
+        context.team.say(message) if context.team else print(message, file=sys.stderr)
         if isinstance(error, TeamError) and error.code:
             return error.code  # so that the process in which a cause appears does not decide whether a retry may help
         return FAILED if isinstance(error, OSError) and not isinstance(error, FileNotFoundError) else BAD_PARAMETERS

@@ -8,6 +8,7 @@ gradients. Gathered values have the same order for any number of processes, so t
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import mmap
 import os
 import pickle
@@ -26,6 +27,8 @@ from stages.runtime.spans import span
 from stages.runtime.workers import import_for_good
 
 SHARED_MEMORY = Path("/dev/shm")
+DIGEST = 32
+"""Bytes of a message's hash."""
 Item = TypeVar("Item")
 
 
@@ -41,8 +44,10 @@ class TeamError(OSError):
 class Team:
     """This process's view of `count` processes, of which it is number `index`. The first starts the others and ends last."""
 
-    def __init__(self, index: int, count: int, links: list[Connection], memory: int, children: list[int]) -> None:
-        self.index, self.count = index, count
+    def __init__(
+        self, index: int, count: int, links: list[Connection], memory: int, children: list[int], said: int | None = None
+    ) -> None:
+        self.index, self.count, self._said = index, count, said
         self._links, self._memory, self._children = links, memory, children
         self._size = 0
 
@@ -72,6 +77,15 @@ class Team:
             _, status = os.waitpid(self._children.pop(number), 0)
             raise TeamError(max(os.waitstatus_to_exitcode(status), 0)) from error
 
+    def say(self, message: str) -> None:
+        """Print to stderr what ends this process, unless another one has just said the same."""
+        digest = hashlib.blake2b(message.encode("utf-8", "replace"), digest_size=DIGEST).digest()
+        with self._locked():  # the first process ends the others, but not while one of them prints
+            if self._said is None or os.pread(self._said, DIGEST, 0) != digest:
+                print(message, file=sys.stderr, flush=True)
+            if self._said is not None:
+                os.pwrite(self._said, digest, 0)
+
     def wait(self) -> None:
         """Wait until every process has made this call."""
         self.gather(None)
@@ -81,34 +95,39 @@ class Team:
         make this call, with equal items and in the same order as calls of `shared`."""
         taken = self.shared(8)
         while True:
-            fcntl.lockf(self._memory, fcntl.LOCK_EX)  # a process that ends gives the lock back
-            number = int.from_bytes(taken[:8], "big")
-            taken[:8] = (number + 1).to_bytes(8, "big")
-            fcntl.lockf(self._memory, fcntl.LOCK_UN)
+            with self._locked():
+                number = int.from_bytes(taken[:8], "big")
+                taken[:8] = (number + 1).to_bytes(8, "big")
             if number >= len(items):
                 return
             yield items[number]
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        fcntl.lockf(self._memory, fcntl.LOCK_EX)  # a process that ends gives the lock back
+        try:
+            yield
+        finally:
+            fcntl.lockf(self._memory, fcntl.LOCK_UN)
 
     def shared(self, size: int) -> mmap.mmap:
         """`size` bytes of shared memory, initialised to zero. All processes must make these calls in the same order. Raises
         OSError if there is not so much."""
         start = self._size
         self._size += -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
-        fcntl.lockf(self._memory, fcntl.LOCK_EX)
         try:
-            if os.fstat(self._memory).st_size < self._size:  # else another process is ahead, and this could overwrite what it has
-                if hasattr(os, "posix_fallocate"):  # else a full file system ends the process by SIGBUS, without a message
-                    os.posix_fallocate(self._memory, start, self._size - start)
-                else:
-                    os.ftruncate(self._memory, self._size)
+            with self._locked():
+                if os.fstat(self._memory).st_size < self._size:  # else a faster process has done it, and may have written
+                    if hasattr(os, "posix_fallocate"):  # else a full file system ends the process by SIGBUS, without a message
+                        os.posix_fallocate(self._memory, start, self._size - start)
+                    else:
+                        os.ftruncate(self._memory, self._size)
         except OSError as error:
             raise OSError(
                 error.errno,
                 f"no room for {size / 1e6:.0f} MB of memory shared by the stage's processes ({error.strerror}): enlarge "
                 f"{SHARED_MEMORY} (docker run --shm-size 2g), or set resources.workers to 1",
             ) from error
-        finally:
-            fcntl.lockf(self._memory, fcntl.LOCK_UN)
         return mmap.mmap(self._memory, size, offset=start)
 
 
@@ -121,7 +140,7 @@ def started(count: int, libraries: Sequence[str] = ()) -> Iterator[Team]:
     if libraries:
         import_for_good(libraries)
     folder = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
-    with tempfile.TemporaryFile(dir=folder) as file:
+    with tempfile.TemporaryFile(dir=folder) as file, tempfile.TemporaryFile(dir=folder) as said:
         links: list[Connection] = []
         children: list[int] = []
         sys.stdout.flush()
@@ -133,13 +152,13 @@ def started(count: int, libraries: Sequence[str] = ()) -> Iterator[Team]:
                 for link in links:  # only the first process may hold its ends; otherwise no one would notice that it ended
                     link.close()
                 die_with_parent()
-                yield Team(index, count, [far], file.fileno(), [])
+                yield Team(index, count, [far], file.fileno(), [], said.fileno())
                 return
             far.close()
             links.append(near)
             children.append(child)
         try:
-            yield Team(0, count, links, file.fileno(), children)
+            yield Team(0, count, links, file.fileno(), children, said.fileno())
         finally:
             for link in links:
                 link.close()

@@ -86,3 +86,14 @@ def test_only_the_first_process_allocates(monkeypatch: pytest.MonkeyPatch) -> No
         slower.shared(100)
     size = mmap.ALLOCATIONGRANULARITY
     assert calls == [(0, size), (size, size)]
+
+
+def test_what_ends_all_processes_alike_is_said_once(capfd: pytest.CaptureFixture[str]) -> None:
+    with started(3) as team:
+        team.say("no such file")
+        team.wait()
+        team.say(f"process {team.index}")
+        team.wait()
+        if team.index:
+            os._exit(0)
+    assert sorted(capfd.readouterr().err.splitlines()) == ["no such file", "process 0", "process 1", "process 2"]

@@ -11,8 +11,10 @@ from stages.algorithms.settings import Rl
 from stages.claims.experiment import Experiment, nested
 from stages.records.sections import deep_merge, params_hash
 
-BEFORE_RL = ("seed", "domains", "model", "curate", "sft", "rollout", "annotate")
-"""Sections that shape the start of rl, beside the environment's settings."""
+BEFORE_ROLLOUT = ("seed", "domains", "model", "curate", "sft")
+"""Sections that shape the SFT policy, beside the environment's settings."""
+BEFORE_RL = (*BEFORE_ROLLOUT, "rollout", "annotate")
+"""Sections that shape the start of rl, beside these."""
 AFTER_RL = ("resources", "merge", "evaluate", "report")
 """Sections that shape nothing before the merge, but for RESOURCES."""
 RESOURCES = ("device", "precision", "tokens_per_batch")
@@ -93,7 +95,10 @@ def run_values(
 
 def start_key(values: Mapping[str, Any]) -> str:
     """16 hex digits of what the success of the initial policy follows from."""
-    return params_hash([start_values(values), {**values["evaluate"], "models": ["sft"]}])
+    found = start_values(values)
+    if len(values["domains"]) == 1:
+        found = {name: value for name, value in found.items() if name not in BEFORE_RL or name in BEFORE_ROLLOUT}
+    return params_hash([found, {**values["evaluate"], "models": ["sft"]}])
 
 
 def start_values(values: Mapping[str, Any]) -> dict[str, Any]:

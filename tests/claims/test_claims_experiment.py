@@ -12,7 +12,7 @@ from rloo_experiment import PARAMS, SPEC, experiment, write
 
 from stages.algorithms.registry import names
 from stages.claims import __main__ as stage
-from stages.claims.arms import arm_values, run_values, start_values
+from stages.claims.arms import arm_values, run_values, start_key, start_values
 from stages.claims.checks import check_environments, check_experiment
 from stages.claims.entries import load_entries, with_profile
 from stages.claims.experiment import FOLDER, Experiment, load_experiment, slugs
@@ -81,6 +81,15 @@ def test_arms_and_seeds_share_the_starting_policy() -> None:
     with pytest.raises(ParamsError, match=r"(?s)arm 'b' and arm 'a' differ in sft.*start: own"):
         check_experiment(experiment(arms=differing, claims=claims), PARAMS, "x.yaml")
     check_experiment(experiment(arms=differing, claims=claims, start="own"), PARAMS, "x.yaml")
+
+
+def test_success_of_the_start_is_kept_while_what_it_follows_from_is_the_same() -> None:
+    """Contract: rollout, trees and rl come after the SFT policy; its settings, the seed's and the panel's sampling do not."""
+    values = run_values(experiment(), "grpo", 0, PARAMS)
+    for section in ("rollout", "annotate", "rl"):
+        assert start_key({**values, section: {**values.get(section, {}), "new": 1}}) == start_key(values)
+    for change in ({"sft": {"epochs": 1.0}}, {"seed": 5}, {"evaluate": {**values["evaluate"], "attempts": 7}}):
+        assert start_key({**values, **change}) != start_key(values)
 
 
 def test_a_gate_that_could_never_be_judged_is_refused() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 
 from stages.records.episode import Owner
+
+BLOCK = 1 << 20
+"""Logits that are masked at once, about: a bound on memory where the vocabulary is large."""
 
 
 class TokenMask(Protocol):
@@ -27,6 +30,10 @@ class TokenMask(Protocol):
         ...
 
 
+def _blocks(rows: list[int], size: int) -> Iterator[list[int]]:
+    yield from (rows[start : start + size] for start in range(0, len(rows), size))
+
+
 def masked(logits: Tensor, masks: Sequence[TokenMask | None], temperature: Tensor) -> tuple[Tensor, Tensor, np.ndarray]:
     """Logits [N, V] with -inf for tokens that are not allowed; the logarithm of the probability that is left, [N] float64; which
     rows have only one token left, [N] bool.
@@ -37,22 +44,22 @@ def masked(logits: Tensor, masks: Sequence[TokenMask | None], temperature: Tenso
     left = torch.zeros(len(logits), dtype=torch.float64, device=logits.device)
     forced = np.zeros(len(logits), dtype=bool)
     result = logits.clone()
-    for row, mask in enumerate(masks):
-        allowed = mask.allowed() if mask is not None else None
-        if allowed is None:
-            continue
-        # A tokenizer may have tokens for which the model has no row: that of Gemma 3 has one for images.
-        allowed = allowed[: logits.shape[-1]]
-        count = int(allowed.sum())
-        if not count:
+    sets = {row: allowed for row, mask in enumerate(masks) if mask is not None and (allowed := mask.allowed()) is not None}
+    width = logits.shape[-1]
+    for rows in _blocks(list(sets), max(1, BLOCK // width)):
+        kept = np.zeros((len(rows), width), dtype=bool)
+        for place, row in enumerate(rows):
+            # A tokenizer may have tokens for which the model has no row: that of Gemma 3 has one for images.
+            kept[place, : min(width, len(sets[row]))] = sets[row][:width]
+        counts = kept.sum(1)
+        if not counts.all():
             raise ValueError("a mask allows no token at all")
-        kept = torch.zeros(logits.shape[-1], dtype=torch.bool)
-        kept[: len(allowed)] = torch.from_numpy(allowed)
-        kept = kept.to(logits.device)
-        scaled = logits[row].double() / torch.where(temperature[row] == 0, 1.0, temperature[row])
-        left[row] = scaled[kept].logsumexp(0) - scaled.logsumexp(0)
-        result[row] = logits[row].masked_fill(~kept, float("-inf"))
-        forced[row] = count == 1
+        index, banned = torch.tensor(rows, device=logits.device), torch.from_numpy(~kept).to(logits.device)
+        scale = temperature[index][:, None]
+        scaled = logits[index].double() / torch.where(scale == 0, 1.0, scale)
+        left[index] = scaled.masked_fill(banned, float("-inf")).logsumexp(1) - scaled.logsumexp(1)
+        result[index] = logits[index].masked_fill(banned, float("-inf"))
+        forced[rows] = counts == 1
     return result, left, forced
 
 

@@ -11,10 +11,10 @@ from stages.algorithms.settings import Rl
 from stages.claims.experiment import Experiment, nested
 from stages.records.sections import deep_merge, params_hash
 
-BEFORE_ROLLOUT = ("seed", "domains", "model", "curate", "sft")
-"""Sections that shape the SFT policy, beside the environment's settings."""
-BEFORE_RL = (*BEFORE_ROLLOUT, "rollout", "annotate")
-"""Sections that shape the start of rl, beside these."""
+AFTER_SFT = ("rollout", "annotate")
+"""Sections that shape what rl reads, but not the SFT policy."""
+BEFORE_RL = ("seed", "domains", "model", "curate", "sft", *AFTER_SFT)
+"""Sections that shape the start of rl, beside the environment's settings."""
 AFTER_RL = ("resources", "merge", "evaluate", "report")
 """Sections that shape nothing before the merge, but for RESOURCES."""
 RESOURCES = ("device", "precision", "tokens_per_batch")
@@ -97,7 +97,7 @@ def start_key(values: Mapping[str, Any]) -> str:
     """16 hex digits of what the success of the initial policy follows from."""
     found = start_values(values)
     if len(values["domains"]) == 1:
-        found = {name: value for name, value in found.items() if name not in BEFORE_RL or name in BEFORE_ROLLOUT}
+        found = {name: value for name, value in found.items() if name not in AFTER_SFT}
     return params_hash([found, {**values["evaluate"], "models": ["sft"]}])
 
 

@@ -44,9 +44,7 @@ class TeamError(OSError):
 class Team:
     """This process's view of `count` processes, of which it is number `index`. The first starts the others and ends last."""
 
-    def __init__(
-        self, index: int, count: int, links: list[Connection], memory: int, children: list[int], said: int | None = None
-    ) -> None:
+    def __init__(self, index: int, count: int, links: list[Connection], memory: int, said: int, children: list[int]) -> None:
         self.index, self.count, self._said = index, count, said
         self._links, self._memory, self._children = links, memory, children
         self._size = 0
@@ -81,10 +79,9 @@ class Team:
         """Print to stderr what ends this process, unless another one has just said the same."""
         digest = hashlib.blake2b(message.encode("utf-8", "replace"), digest_size=DIGEST).digest()
         with self._locked():  # the first process ends the others, but not while one of them prints
-            if self._said is None or os.pread(self._said, DIGEST, 0) != digest:
+            if os.pread(self._said, DIGEST, 0) != digest:
                 print(message, file=sys.stderr, flush=True)
-            if self._said is not None:
-                os.pwrite(self._said, digest, 0)
+            os.pwrite(self._said, digest, 0)
 
     def wait(self) -> None:
         """Wait until every process has made this call."""
@@ -152,13 +149,13 @@ def started(count: int, libraries: Sequence[str] = ()) -> Iterator[Team]:
                 for link in links:  # only the first process may hold its ends; otherwise no one would notice that it ended
                     link.close()
                 die_with_parent()
-                yield Team(index, count, [far], file.fileno(), [], said.fileno())
+                yield Team(index, count, [far], file.fileno(), said.fileno(), [])
                 return
             far.close()
             links.append(near)
             children.append(child)
         try:
-            yield Team(0, count, links, file.fileno(), children, said.fileno())
+            yield Team(0, count, links, file.fileno(), said.fileno(), children)
         finally:
             for link in links:
                 link.close()

@@ -127,7 +127,7 @@ def test_forks_also_read_the_states_that_the_value_model_is_fitted_to(context: S
     monkeypatch.setattr(shared_reading, "CHUNK", 2)
     monkeypatch.setattr(shared_reading, "read_run", lambda model, run: read.append(run) or read_run(model, run))
     with tempfile.TemporaryFile() as memory:
-        annotate.run(replace(context, shard=Shard(1, 1), team=Team(0, 1, [], memory.fileno(), [])))
+        annotate.run(replace(context, shard=Shard(1, 1), team=Team(0, 1, [], memory.fileno(), memory.fileno(), [])))
     assert outputs(context) == {}
     assert len(read) > 2
     assert len(list((context.root / ".bellwether" / "checkpoints").rglob("states-*.pt"))) == -(-len(read) // 2)

@@ -24,6 +24,7 @@ from stages.algorithms.batch import Written
 from stages.constraints.conformance import conformance
 from stages.constraints.settings import Constraint
 from stages.constraints.transcript import Transcripts
+from stages.engine import masks as engine_masks
 from stages.engine.engine import EngineError, Sampling
 from stages.engine.masks import compact, masked
 from stages.engine.model_engine import ModelEngine
@@ -97,6 +98,32 @@ def test_masked_softmax():
     # -log 0.3348 is 1.0943 with the removed mass of 0.6652 rounded; unrounded it is 1.0944.
     assert float(-left[0]) == pytest.approx(1.0944, abs=1e-4)
     assert (float(left[1]), forced.tolist()) == (0.0, [False, False])
+
+
+def test_rows_are_masked_alike_in_blocks_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mask:
+        renormalise = True
+
+        def __init__(self, tokens: list[int]) -> None:
+            self.tokens = tokens
+
+        def allowed(self) -> np.ndarray:
+            return np.isin(np.arange(9), self.tokens)
+
+        def append(self, token: int) -> None: ...
+
+    logits = torch.linspace(-3, 3, 45).sin().reshape(5, 9)
+    masks = [Mask([1, 2]), None, Mask([3]), Mask([0, 4, 8]), Mask([7, 5])]
+    temperature = torch.tensor([1.0, 1.0, 0.5, 0.0, 2.0]).double()
+    whole = masked(logits, masks, temperature)
+    monkeypatch.setattr(engine_masks, "BLOCK", 18)
+    parts = masked(logits, masks, temperature)
+    assert torch.equal(whole[0], parts[0])
+    assert torch.equal(whole[1], parts[1])
+    assert whole[2].tolist() == parts[2].tolist() == [False, False, True, False, False]
+    for row, mask in enumerate(masks):
+        kept = set(range(9)) if mask is None else set(mask.tokens)
+        assert set(torch.isfinite(parts[0][row]).nonzero().flatten().tolist()) == kept
 
 
 def test_masks_of_more_tokens_than_the_model_has():

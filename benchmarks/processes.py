@@ -172,5 +172,5 @@ def consecutive(items: Sequence[Item], team: Team) -> list[Item]:
     return list(items[len(items) * team.index // team.count : len(items) * (team.index + 1) // team.count])
 
 
-ALONE = Team(0, 1, [], -1, [])
+ALONE = Team(0, 1, [], -1, -1, [])
 """This process alone."""

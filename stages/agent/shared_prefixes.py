@@ -257,8 +257,8 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, parts: Sequence[Part],
         ]
         blocks = padded.view(rows, width, heads, head_dim).transpose(1, 2)
         if _in_products(values, part.visible, heads // kv_heads, rows * heads * width * longest):
-            cast = (states.to(values.dtype) for states in (blocks, *keys_values))  # under autocast some are in float32
-            output = by_products(*cast, part.visible, head_dim**-0.5 if scaling is None else scaling)
+            q, k, v = (states.to(values.dtype) for states in (blocks, *keys_values))  # under autocast some are in float32
+            output = by_products(q, k, v, part.visible, head_dim**-0.5 if scaling is None else scaling)
         else:
             output = functional.scaled_dot_product_attention(
                 *(blocks, *keys_values),

@@ -168,7 +168,9 @@ class TeamCollector:
         if acts:
             acting, actions = [play for play, *_ in said], [parsed.action for *_, parsed in said]
             drawn = [argument_logprobs(self.chat, play.main.environment, turn) for play, _, turn, _ in said]
-            found = self._in_environments(lambda play, *rest: Collector._act(play.main, *rest, False), acting, actions, drawn)
+            found = self._in_environments(
+                lambda play, does, own: Collector._act(play.main, does, own, False), acting, actions, drawn
+            )
             results = [(before, step) for before, step, _ in found]
         for (play, seat, turn, parsed), (before, step) in zip(said, results, strict=True):
             self._record(play, seat, turn, parsed, before, step)

@@ -53,8 +53,8 @@ def decide(challenger: Rows, holder: Rows, name: str, settings: Mapping[str, Any
         )
     verdicts, lines, tests = [], [], []
     for domain in ours:
-        pair = [[row for row in rows if row["domain"] == domain] for rows in (challenger, holder)]
-        found = compare_models(*pair, settings["confidence"], settings["resamples"], settings["seed"])
+        new, held = ([row for row in rows if row["domain"] == domain] for rows in (challenger, holder))
+        found = compare_models(new, held, settings["confidence"], settings["resamples"], settings["seed"])
         verdicts.append(found["verdict"])
         interval = f"{100 * settings['confidence']:g} % CI {100 * found['low']:+z.1f} to {100 * found['high']:+z.1f}"
         tests.append(f"{domain}: p = {found['p']:.3f}, {interval} points")

@@ -112,8 +112,8 @@ class DomainTrees:
 
     def of(self, task: str) -> DomainTrees:
         """The rows of one task."""
-        own = [[row for row in rows if row["task_id"] == task] for rows in (self.nodes, self.labels, self.pairs)]
-        return DomainTrees(*own, self.params)
+        nodes, labels, pairs = ([row for row in rows if row["task_id"] == task] for rows in (self.nodes, self.labels, self.pairs))
+        return DomainTrees(nodes, labels, pairs, self.params)
 
 
 def pack(domain: str, pick: str, grown: DomainTrees, tokenizer: Any | None) -> dict[str, Any]:

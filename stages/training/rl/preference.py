@@ -144,7 +144,7 @@ class PreferenceJob(RlJob):
             tokens, ref = micro.mask.sum(1).to(sums.device), reference[torch.tensor(rows)].to(sums.device)
             value = values[torch.tensor(rows)].to(sums.device)
             halves = (half for both in (sums, ref, tokens, value) for half in (both[0::2], both[1::2]))
-            pairs = PairScores(*halves, z0)
+            pairs = PairScores(*halves, mismatched=z0)
             terms = self.terms(pairs, weights[torch.tensor(rows[0::2]) // 2].to(sums.device))
             yield replace(terms, trained=(torch.tensor(rows), micro.mask))
 

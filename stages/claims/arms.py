@@ -101,10 +101,16 @@ def start_key(values: Mapping[str, Any]) -> str:
     return params_hash([found, {**values["evaluate"], "models": ["sft"]}])
 
 
+def trained_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of `values` that shapes the policies that rl trains."""
+    used = {name: values.get("resources", {}).get(name) for name in RESOURCES}
+    return {**{name: value for name, value in values.items() if name not in AFTER_RL}, "resources": used}
+
+
 def start_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """The part of `values` that shapes the start of rl; with several domains, that of the merge."""
-    used = {name: values.get("resources", {}).get(name) for name in RESOURCES}
+    trained = trained_values(values)
     if len(values["domains"]) > 1:
-        return {**{name: value for name, value in values.items() if name not in AFTER_RL}, "resources": used}
+        return trained
     environment = values["per_domain"][values["domains"][0]].get("environment")
-    return {**{name: values.get(name) for name in BEFORE_RL}, "resources": used, "environment": environment}
+    return {**{name: values.get(name) for name in BEFORE_RL}, "resources": trained["resources"], "environment": environment}

@@ -45,20 +45,27 @@ def differences(stored: Results, run: Run, outcome: Outcome) -> Iterator[str]:
             yield f"{name} per {'task' if name == 'rows' else 'step'} differ"
 
 
+def _is_stored(session: Session, run: Run, outcome: Outcome | Exception) -> bool:
+    """Whether a repeated run found what is stored; says so."""
+    found = [str(outcome)] if isinstance(outcome, Exception) else list(differences(session.results, run, outcome))
+    if found:
+        print(f"claim: {session.slug}: {run.name} is not as stored: {'; '.join(found)}", file=sys.stderr, flush=True)
+    else:
+        session.say(f"{run.name} is as stored")
+    return not found
+
+
 def confirm(session: Session) -> bool:
     """Repeat `sampled_runs`; whether all gave the stored results exactly. Which runs did is written to the experiment's file with
     the hash of the code, for the page. Stored results are never replaced."""
     session.load()
     runs, same = sampled_runs(session), []
     session.say(f"{len(runs)} runs to repeat, {session.jobs} at a time" if runs else "no run is of older code")
-    for run, outcome in outcomes(runs, session.play, session.jobs):
-        found = [str(outcome)] if isinstance(outcome, Exception) else list(differences(session.results, run, outcome))
-        if found:
-            print(f"claim: {session.slug}: {run.name} is not as stored: {'; '.join(found)}", file=sys.stderr, flush=True)
-            continue
-        same.append(run.name)
-        session.say(f"{run.name} is as stored")
-        session.release(run)
+    for played in outcomes(session.by_workspace(runs).values(), session.play, session.jobs):
+        found = [run.name for run, outcome in played if _is_stored(session, run, outcome)]
+        same += found
+        if len(found) == len(played):
+            session.runner.release(session.workspace_of(played[0][0]))
     if len(same) < len(runs):
         session.say(
             "the reason may be another type of processor, which rounds differently, instead of newer code: repeat on the type of "

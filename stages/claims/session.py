@@ -5,8 +5,9 @@ on."""
 from __future__ import annotations
 
 import sys
+import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -14,7 +15,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from stages.claims.arms import common_values, run_values, start_key, start_values
+from stages.claims.arms import common_values, run_values, start_key, start_values, trained_values
 from stages.claims.checks import unplayable
 from stages.claims.code import MODULES
 from stages.claims.cost import cost_of
@@ -28,19 +29,29 @@ from stages.claims.tuning import check_trial, chosen_values, trial_runs
 from stages.records.sections import params_hash
 from stages.runtime.workspace import RunFailedError
 
+Played = tuple[Run, Outcome | Exception]
+"""A run with its outcome or error."""
 
-def outcomes(runs: list[Run], play: Callable[[Run], Outcome], jobs: int) -> Iterator[tuple[Run, Outcome | Exception]]:
-    """Each run with its outcome or error, as they finish."""
-    pool = ThreadPoolExecutor(jobs)
+
+def outcomes(groups: Iterable[Sequence[Run]], play: Callable[[Run], Outcome], jobs: int) -> Iterator[list[Played]]:
+    """The runs of each group, which are done one after another, as the groups finish."""
+
+    def one(run: Run) -> Played:
+        try:
+            return run, play(run)
+        except (RunFailedError, OSError) as error:
+            return run, error
+
+    def one_by_one(group: Sequence[Run]) -> list[Played]:
+        return [one(run) for run in group if not over.is_set()]
+
+    over, pool = threading.Event(), ThreadPoolExecutor(jobs)
     try:
-        waiting = {pool.submit(play, run): run for run in runs}
-        for future in as_completed(waiting):
-            error = future.exception()
-            if error is not None and not isinstance(error, (RunFailedError, OSError)):
-                raise error
-            yield waiting[future], error if isinstance(error, Exception) else future.result()
+        for future in as_completed([pool.submit(one_by_one, group) for group in groups]):
+            yield future.result()
     finally:
-        pool.shutdown(cancel_futures=True)  # after Ctrl-C too, which has ended the runs in progress: start no others
+        over.set()  # after Ctrl-C too, which has ended the runs in progress: start no others
+        pool.shutdown(cancel_futures=True)
 
 
 def current_keys(experiment: Experiment, params: dict[str, Any], results: Results) -> dict[str, set[str]]:
@@ -101,15 +112,24 @@ class Session:
         self.results = Results.load(self.root, self.slug)
         self._drop_outdated()
 
-    def release(self, run: Run) -> None:
-        """Remove the workspace of a run that is done."""
-        self.runner.release(self._name(run))
+    def workspace_of(self, run: Run) -> str:
+        """Name of the run's workspace: two experiments' equal runs have one, and so have runs that differ after training
+        alone."""
+        trains = self.experiment.lane == "rl" and (run.trial or self.experiment.trains(run.arm))
+        return f"run-{params_hash(trained_values(run.values)) if trains else run.key}"
+
+    def by_workspace(self, runs: Iterable[Run]) -> dict[str, list[Run]]:
+        """The runs of each workspace, in the order of the first."""
+        found: dict[str, list[Run]] = {}
+        for run in runs:
+            found.setdefault(self.workspace_of(run), []).append(run)
+        return found
 
     def run(self) -> int:
         """Do all that is missing and judge the claims; the number of failed runs."""
         self.load()
-        for one in (*self.results.outcomes.values(), *self.results.trials.values()):
-            self.runner.release(f"run-{one['key']}")  # of a session that was killed after it stored the run
+        for name in self.by_workspace(self._stored()):
+            self.runner.release(name)  # of a session that was killed after it stored the runs
         self._steps()
         for claim in self.save()["claims"]:
             numbers = (claim["difference"], claim["low"], claim["high"])
@@ -129,11 +149,25 @@ class Session:
             self._drop_outdated()  # what was made with values that were not chosen
         if gate := self.experiment.gate:
             arms = {gate.baseline, *(one.arm for one in gate.require)}
-            if self.failed or not self._play(self._planned({arm: set(range(gate.runs)) for arm in arms})):
+            if self.failed or not self._play(self._trained_with(arms, gate.runs)):
                 return
         for seeds in self.experiment.looks:
             if self.failed or not self._gate_passes() or not self._look(seeds):
                 return
+
+    def _stored(self) -> list[Run]:
+        """The runs and trials that are done."""
+        seeds: dict[str, set[int]] = {}
+        for name in self.results.outcomes:
+            arm, _, seed = name.rpartition("/")
+            seeds.setdefault(arm, set()).add(int(seed))
+        trials = trial_runs(self.experiment, self.params) if self.results.trials else []
+        return [*self._planned(seeds), *(run for run in trials if run.name in self.results.trials)]
+
+    def _trained_with(self, arms: Collection[str], seeds: int) -> list[Run]:
+        """The runs of these arms, and those of others that can share their training."""
+        runs = self._planned({arm: set(range(seeds)) for arm in self.experiment.arms})
+        return [run for group in self.by_workspace(runs).values() if any(one.arm in arms for one in group) for run in group]
 
     def _start_passes(self) -> bool:
         """Whether the start is within the gate's range; it is measured if it is not known."""
@@ -187,23 +221,30 @@ class Session:
             return False
         if missing:
             self.say(f"{len(missing)} runs to do, {self.jobs} at a time")
+        starts = self._by_start(list(reversed(missing.values())))
+        self.runner.workers = self.jobs if len(starts) == 1 else 1
+        groups = self.by_workspace(in_turn(starts))
         left = len(missing)
-        groups = self._by_start(list(reversed(missing.values())))
-        self.runner.workers = self.jobs if len(groups) == 1 else 1
-        for run, outcome in outcomes(in_turn(groups), self.play, self.jobs):
-            left -= 1
-            if isinstance(outcome, Exception):
-                self.failed += 1
-                print(f"claim: {self.slug}: {run.name} failed: {outcome}", file=sys.stderr, flush=True)
-                continue
-            self.results.add(run, outcome)
-            self.save()
-            self.release(run)
-            shown = ", ".join(f"{name} {'–' if value is None else f'{value:.4g}'}" for name, value in outcome.metrics.items())
-            self.say(f"{run.name}: {shown}; {outcome.seconds:.0f} s, {left} runs left")
+        for played in outcomes(groups.values(), self.play, self.jobs):
+            left -= len(played)
+            stored = [self._store(run, outcome, left) for run, outcome in played]
+            if all(stored):
+                self.runner.release(self.workspace_of(played[0][0]))
         if self.results.reuse([self.results], runs):
             self.save()
         return not self.failed
+
+    def _store(self, run: Run, outcome: Outcome | Exception, left: int) -> bool:
+        """Store and show what a run found; whether it succeeded."""
+        if isinstance(outcome, Exception):
+            self.failed += 1
+            print(f"claim: {self.slug}: {run.name} failed: {outcome}", file=sys.stderr, flush=True)
+            return False
+        self.results.add(run, outcome)
+        self.save()
+        shown = ", ".join(f"{name} {'–' if value is None else f'{value:.4g}'}" for name, value in outcome.metrics.items())
+        self.say(f"{run.name}: {shown}; {outcome.seconds:.0f} s, {left} runs left")
+        return True
 
     def _by_start(self, runs: list[Run]) -> list[list[Run]]:
         """The runs of each start. A start that all share is made with one process per job, several at the same time with one
@@ -220,10 +261,6 @@ class Session:
             earlier[group[0].seed] += 1
         return [group for _, group in sorted(turns, key=lambda turn: turn[0])]
 
-    def _name(self, run: Run) -> str:
-        """Of the run's workspace: two experiments' equal runs are one."""
-        return f"run-{run.key}"
-
     def play(self, run: Run) -> Outcome:
         """Do a run, stored or not. Raises RunFailedError."""
         experiment, runner, values = self.experiment, self.runner, dict(run.values)
@@ -231,15 +268,15 @@ class Session:
             values["resources"] = {**values["resources"], "workers": 1, "threads": runner.threads}
         metrics = list(run.required) if run.trial else metrics_of(experiment)
         if experiment.program in MODULES:
-            return runner.measure(self._name(run), values, common_values(experiment, self.params), metrics, run.required)
+            return runner.measure(self.workspace_of(run), values, common_values(experiment, self.params), metrics, run.required)
         if experiment.lane == "merge":
-            outcome = runner.merge_and_evaluate(self._name(run), values, metrics, run.required)
+            outcome = runner.merge_and_evaluate(self.workspace_of(run), values, metrics, run.required)
             if run.trial:
                 check_trial(run.name, outcome, len(experiment.domains))
             return outcome
         trains = run.trial or experiment.trains(run.arm)
         start = runner.start_success(values) if experiment.lane == "rl" and not run.trial else None
-        outcome = runner.train_and_evaluate(self._name(run), values, metrics, trains, run.required)
+        outcome = runner.train_and_evaluate(self.workspace_of(run), values, metrics, trains, run.required)
         if run.trial:
             check_trial(run.name, outcome)
         return replace(outcome, start=start)

@@ -204,7 +204,7 @@ def test_killed_session_repeats_no_stored_run(tmp_path: Path, monkeypatch: pytes
 
 
 def test_interrupt_starts_no_further_runs() -> None:
-    """Contract: after Ctrl-C the runs in progress finish and no others start."""
+    """Contract: after Ctrl-C the runs in progress finish and no others start, nor those that would have had the same training."""
     started, ended = [], threading.Event()
 
     def play(one: str) -> str:
@@ -213,11 +213,38 @@ def test_interrupt_starts_no_further_runs() -> None:
             ended.wait(60)
         return one
 
-    results = sessions.outcomes(["first", "second", "third", "fourth"], play, jobs=2)  # type: ignore[arg-type, list-item]
-    assert next(results) == ("first", "first")
+    groups = [["first"], ["second", "its variant"], ["third", "its variant"], ["fourth"]]
+    results = sessions.outcomes(groups, play, jobs=2)  # type: ignore[arg-type]
+    assert next(results) == [("first", "first")]
     threading.Timer(0.2, ended.set).start()
     results.close()
-    assert "fourth" not in started
+    assert not {"fourth", "its variant"} & set(started)
+
+
+def test_arms_that_differ_after_training_are_trained_once(tmp_path: Path) -> None:
+    """Contract: such runs of a seed follow each other in one workspace, also for the gate; it is removed after the last."""
+    arms = {**SPEC["arms"], "thrice": {**SPEC["arms"]["grpo"], "evaluate": {"attempts": 3}}}
+    used: list[str] = []
+
+    class Named(FakeRunner):
+        def train_and_evaluate(self, name, values, *rest) -> Outcome:  # type: ignore[no-untyped-def]
+            used.append(name)
+            return super().train_and_evaluate(name, values, *rest)
+
+        def release(self, name: str) -> None:
+            super().release(name)
+            used.append(f"{name} removed")
+
+    one = experiment(tmp_path, arms=arms, looks=[4], **GATE)
+    assert Session(tmp_path, "rloo", one, PARAMS, Named(tmp_path), jobs=1).run() == 0
+    assert len(saved(tmp_path)["runs"]) == 12
+    names = [name for name in used if not name.endswith("removed")]
+    counts = Counter(names)
+    assert sorted(counts.values()) == [1] * 4 + [2] * 4
+    shared = [name for name in counts if counts[name] == 2]
+    assert names[: 2 * one.gate.runs] == [name for name in shared[: one.gate.runs] for _ in range(2)]
+    for name in shared:
+        assert [entry for entry in used if entry.startswith(name)] == [name, name, f"{name} removed"]
 
 
 def test_cost_before_and_after_the_runs(tmp_path: Path) -> None:

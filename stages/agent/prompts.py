@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import string
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Protocol
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FOLDER = "data/raw/prompts"
+
+
+class Acted(Protocol):
+    """A turn: what was done, and what came of it."""
+
+    @property
+    def action(self) -> str: ...
+    @property
+    def observation(self) -> str: ...
+
+
+def transcript(turns: Iterable[Acted]) -> str:
+    """The turns as the templates show them: `> action`, and the observation below it."""
+    return "\n".join(f"> {turn.action}\n{turn.observation}".rstrip() for turn in turns)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stages.agent.instructions import PHRASES, QUESTION, with_phrase, without_phrase
-from stages.agent.prompts import load_prompt
+from stages.agent.prompts import load_prompt, transcript
 from stages.algorithms.population import Stored
 
 if TYPE_CHECKING:
@@ -48,8 +48,7 @@ def by_chance(parent: str, failures: Sequence[Stored], rng: random.Random) -> st
 def shown(failures: Sequence[Stored]) -> str:
     parts = []
     for number, one in enumerate(failures, start=1):
-        turns = "\n".join(f"> {turn.action}\n{turn.observation}".rstrip() for turn in one.turns)
-        parts.append(f"Attempt {number} (reward {one.reward:g}):\n{one.prompt}\n{turns}")
+        parts.append(f"Attempt {number} (reward {one.reward:g}):\n{one.prompt}\n{transcript(one.turns)}")
     return "\n\n".join(parts)
 
 

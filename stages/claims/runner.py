@@ -1,9 +1,9 @@
 """Runs the arms of experiments, each in a workspace made from the committed checkout, and reads their metrics.
 
 All runs that agree in everything before rl start from one workspace, which `dvc repro` brings up to date with the checkout's DVC
-cache: the SFT policy is trained once for all arms and seeds, and evaluated once. An interrupted run resumes from its checkpoint,
-also at a later commit if no code that bears on it has changed. A run's workspace is removed once its outcome is stored
-(`release`).
+cache: the SFT policy is trained once for all arms and seeds, and evaluated once. Runs of one name, which differ after training
+alone, are trained once. An interrupted run resumes from its checkpoint, also at a later commit if no code that bears on it has
+changed. A run's workspace is removed once its outcome is stored (`release`).
 
 Not DVC experiments, as in flows/experiments.py: these repeat the shared stages' checks in every run, start anew after a kill, and
 leave a git reference per run, of which the board has hundreds. stages/designs/evaluations.py runs no stage but evaluate."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stages.agent.guidance import Kind, hint_of
-from stages.agent.prompts import load_prompt
+from stages.agent.prompts import load_prompt, transcript
 from stages.annotation.correct_paths import correct_episodes, failed_episodes
 from stages.judging.chat_server import ChatServer
 from stages.records.episode import Episode, TurnRecord, read_episodes, read_rows
@@ -68,10 +68,6 @@ def hints_by_rules(requests: Sequence[HintRequest], known: Solutions) -> list[st
         failed = branches[request.number % len(branches)] if branches else request.failed
         hints.append(hint_of(request.kind, known.of.get(request.task_id, ()), failed.turns))
     return hints
-
-
-def transcript(turns: Sequence[TurnRecord]) -> str:
-    return "\n".join(f"> {turn.action}\n{turn.observation}".rstrip() for turn in turns)
 
 
 def hints_by_server(requests: Sequence[HintRequest], known: Solutions, server: ChatServer, max_tokens: int) -> list[str]:

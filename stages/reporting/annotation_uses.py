@@ -41,7 +41,7 @@ def files(root: Path) -> dict[Path, str]:
         "claims": claims,
         "environment": experiment.environment,
         "environment_steps": experiment.budget.environment_steps,
-        "life": tree_life.bought(root),
+        "lives": [life for slug in tree_life.SLUGS if (life := tree_life.bought(root, slug))],
         "seeds": max((row.result["seeds"] or seeds_done(row.experiment, row.result) for row in found if row.result), default=0),
     }
     return {FILE: json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n"}

@@ -12,7 +12,7 @@ from stages.reporting.board.rows import saved_results
 from stages.reporting.generated_blocks import link, markdown_table
 from stages.reporting.kept import Run, total
 from stages.reporting.results import find_comparison, signed, success
-from stages.reporting.tree_life import ALONE, ARMS, SLUG, TOGETHER
+from stages.reporting.tree_life import ALONE, ARMS, SLUGS, TOGETHER
 from stages.runtime.speed import duration
 
 GAINS = {"sft": ("base", "sft"), "rl": ("sft", "rl@{domain}"), "merge": ("rl@{domain}", "merged")}
@@ -56,11 +56,11 @@ def _cost(run: Run | None, stage: str) -> list[str]:
     return [number(steps), duration(sum(times)) if times else NOTHING]
 
 
-def _off(root: Path, document: Path) -> str:
-    """What the stages without a gain of their own were worth in the experiment `lifecycle`; "" without its results."""
-    path = root / FOLDER / f"{SLUG}.yaml"
+def _worth(root: Path, slug: str, document: Path) -> str:
+    """What the stages without a gain of their own were worth in an experiment on the life; "" without its results."""
+    path = root / FOLDER / f"{slug}.yaml"
     experiment = load_experiment(path) if path.exists() else None
-    saved = None if experiment is None else saved_results(root, SLUG, experiment)
+    saved = None if experiment is None else saved_results(root, slug, experiment)
     if experiment is None or saved is None:
         return ""
     pairs = [(ALONE, "without_rollout"), *((arm, TOGETHER) for arm, (_, trees) in ARMS.items() if trees)]
@@ -75,11 +75,19 @@ def _off(root: Path, document: Path) -> str:
         return ""
     best = max(known, key=lambda claim: claim["difference"])
     return (
-        f"`rollout` and `annotate` change no model themselves. On {experiment.environment}, choosing tasks by rollout's success "
-        f"rates is worth {_points(of_rollout)}, and the best use of annotate's trees, {ARMS[best['arm']][0]}, {_points(best)} "
-        f"against playing their steps as episodes ([lifecycle]({link(FOLDER / f'{SLUG}.md', document)})). So by "
-        "default no trees are grown; `annotate.tasks: 48` grows some."
+        f"On {experiment.environment}, choosing tasks by rollout's success rates is worth {_points(of_rollout)}, and the best "
+        f"use of annotate's trees, {ARMS[best['arm']][0]}, {_points(best)} against playing their steps as episodes "
+        f"([{slug}]({link(FOLDER / f'{slug}.md', document)}))."
     )
+
+
+def _off(root: Path, document: Path) -> str:
+    """Why the default run grows no trees; "" without results of the experiments on the life."""
+    found = [worth for slug in SLUGS if (worth := _worth(root, slug, document))]
+    if not found:
+        return ""
+    start = "`rollout` and `annotate` change no model themselves."
+    return " ".join([start, *found, "So by default no trees are grown; `annotate.tasks: 48` grows some."])
 
 
 def _points(claim: Mapping[str, Any]) -> str:

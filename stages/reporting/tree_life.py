@@ -1,4 +1,4 @@
-"""What each use of annotate's trees bought in the experiment `lifecycle`: success, environment steps and seconds, by arm."""
+"""What each use of annotate's trees bought in the experiments on the life: success, environment steps and seconds, by arm."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from stages.claims.experiment import FOLDER, load_experiment
 from stages.claims.results import Results
 from stages.reporting.board.rows import saved_results
 
-SLUG = "lifecycle"
+SLUGS = ("lifecycle", "lifecycle_textworld", "lifecycle_keydoor")
+"""Experiments with the same arms, each on its environment."""
 ALONE, TOGETHER = "rl", "rl_more"
 """The arm without trees, and the one that plays the trees' environment steps as further episodes."""
 ARMS = {
@@ -26,17 +27,17 @@ ARMS = {
 REACHED = "history.steps_to_success."
 
 
-def bought(root: Path) -> dict[str, Any] | None:
+def bought(root: Path, slug: str) -> dict[str, Any] | None:
     """Means over the seeds that all arms have; None without the experiment or such seeds. A number is None if a run lacks it.
 
     `tree_steps`: environment steps of the trees, by which the budget of `TOGETHER` is larger. `steps`: environment steps of RL
     until the success of `target` per cent. `seconds`: of processors, for RL and the evaluation.
     """
-    path = root / FOLDER / f"{SLUG}.yaml"
+    path = root / FOLDER / f"{slug}.yaml"
     experiment = load_experiment(path) if path.exists() else None
-    if experiment is None or experiment.budget is None or saved_results(root, SLUG, experiment) is None:
+    if experiment is None or experiment.budget is None or saved_results(root, slug, experiment) is None:
         return None
-    results = Results.load(root, SLUG)
+    results = Results.load(root, slug)
     seeds = [seed for seed in experiment.seeds if all(f"{arm}/{seed}" in results.outcomes for arm in ARMS)]
     target = next((name for name in experiment.measured if name.startswith(REACHED)), None)
     if not seeds or target is None:
@@ -49,6 +50,7 @@ def bought(root: Path) -> dict[str, Any] | None:
 
     played = [mean(arm, "report.environment_steps") for arm in (ALONE, TOGETHER)]
     return {
+        "slug": slug,
         "environment": experiment.environment,
         "environment_steps": experiment.budget.environment_steps,
         "seeds": len(seeds),

@@ -15,13 +15,14 @@ from stages.records.sections import deep_merge
 from stages.reporting import annotation_uses
 from stages.reporting.blocks import Table, Text
 from stages.reporting.board.rows import rows as board_rows
+from stages.reporting.board.rows import saved_results
 from stages.reporting.inputs import ROLLOUTS, Inputs, load_inputs
 from stages.reporting.kept import Measured
 from stages.reporting.page import DETAILS, SUMMARY
 from stages.reporting.sections.search import search_section
 from stages.reporting.sections.uses import life_blocks, use_blocks, used
 from stages.reporting.this_run import this_run
-from stages.reporting.tree_life import ARMS, SLUG, bought
+from stages.reporting.tree_life import ARMS, SLUGS, bought
 
 CLAIM = {
     **{"says": "Values help.", "state": "undecided", "difference": "+1.0 points (−2.0 to +4.0)"},
@@ -31,7 +32,7 @@ MEASURED = {"claims": [CLAIM], "environment": "search", "environment_steps": 120
 
 
 LIFE = {
-    **{"environment": "search", "environment_steps": 12000, "seeds": 8, "target": 60, "tree_steps": 1500},
+    **{"slug": "lifecycle", "environment": "search", "environment_steps": 12000, "seeds": 8, "target": 60, "tree_steps": 1500},
     "arms": [
         {"use": "RL", "trees": False, "success": 0.77, "curve": 0.7, "steps": 2960.0, "seconds": 54.1},
         {"use": "paths", "trees": True, "success": 0.71, "curve": 0.66, "steps": 4460.0, "seconds": 60.8},
@@ -175,6 +176,7 @@ def test_q_model_initialised_from_value_model_is_a_use(inputs: Inputs) -> None:
 def test_quoted_verdicts_match_the_board() -> None:
     (text,) = annotation_uses.files(ROOT).values()
     quoted = json.loads(text)
+    assert [life["environment"] for life in quoted["lives"]][:2] == ["search", "textworld"]
     rows = [
         row for row in board_rows(ROOT) if row.slug in annotation_uses.SLUGS or (row.slug, row.claim.arm) in annotation_uses.ARMS
     ]
@@ -210,23 +212,27 @@ def test_cost_of_this_runs_trees_is_in_steps_and_seconds(inputs: Inputs) -> None
     measured = Measured(seconds=11.0, cpu_seconds=20.0, peak_bytes=1, peak_gpu_bytes=0, machine="m", runs=1)
     kept = [this_run(inputs).model_copy(update={"measured": {"annotate@search": measured}})]
     grown = {name: replace(given, annotate={"environment_steps": 1234}) for name, given in inputs.domains.items()}
-    own = replace(inputs, domains=grown, kept=kept, uses={**MEASURED, "life": LIFE})
+    own = replace(inputs, domains=grown, kept=kept, uses={**MEASURED, "lives": [LIFE]})
     text = text_of(own)
     assert "Cost of this run's trees: textworld 1,234 environment steps; search 1,234 environment steps, 11 s (times" in text
     assert "which does not pay for them" in text
     assert "(times" not in text_of(replace(own, kept=[]))
 
 
-def test_the_experiment_on_the_life_is_read_as_its_page_has_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("slug", SLUGS)
+def test_the_experiments_on_the_life_are_read_as_their_pages_have_them(slug: str, tmp_path: Path) -> None:
     """Contract: every arm of the table is one of the experiment's, and means are over the seeds that all of them have."""
-    experiment = load_experiment(ROOT / FOLDER / f"{SLUG}.yaml")
+    experiment = load_experiment(ROOT / FOLDER / f"{slug}.yaml")
     assert set(ARMS) <= set(experiment.arms)
-    found = bought(ROOT)
+    assert bought(tmp_path, slug) is None
+    found = bought(ROOT, slug)
+    if saved_results(ROOT, slug, experiment) is None:
+        assert found is None
+        return
     assert found is not None
     assert found["seeds"] >= experiment.looks[0]
     assert [arm["use"] for arm in found["arms"]] == [use for use, _ in ARMS.values()]
     assert all(arm["steps"] is not None for arm in found["arms"])
-    assert bought(tmp_path) is None
 
 
 def test_a_run_without_rollouts_and_trees_has_a_whole_report(inputs: Inputs) -> None:

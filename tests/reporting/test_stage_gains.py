@@ -65,4 +65,5 @@ def test_costs_are_those_of_a_run_with_the_same_results(tmp_path: Path) -> None:
 def test_stages_without_a_gain_are_judged_by_the_experiment_on_the_life() -> None:
     text = block(ROOT, EVALUATION, ["search"], [], Path("docs/results.md"))
     assert "On search, choosing tasks by rollout's success rates is worth" in text
-    assert "[lifecycle](../reports/claims/lifecycle.md)" in text
+    assert "[lifecycle](../reports/claims/lifecycle.md)). On textworld, choosing tasks" in text
+    assert "[lifecycle_textworld](../reports/claims/lifecycle_textworld.md)" in text

@@ -72,7 +72,7 @@ def _summary(measured: Mapping[str, Any], uses: Mapping[str, list[str]]) -> str:
 
 
 def life_blocks(life: Mapping[str, Any]) -> list[Block]:
-    """What each use of the trees bought in the experiment `lifecycle` (stages/reporting/tree_life.py)."""
+    """What each use of the trees bought in an experiment on the life (stages/reporting/tree_life.py)."""
     trees = life["tree_steps"]
     rows = []
     for arm in life["arms"]:
@@ -89,7 +89,7 @@ def life_blocks(life: Mapping[str, Any]) -> list[Block]:
 
 def _paid(life: Mapping[str, Any]) -> str:
     """Whether the use that saves most environment steps saves as many as the trees cost."""
-    source = "Verdicts: reports/claims/lifecycle.md."
+    source = f"Verdicts: reports/claims/{life['slug']}.md."
     known = [arm for arm in life["arms"] if arm["steps"] is not None]
     alone, of_trees = [arm for arm in known if not arm["trees"]][:1], [arm for arm in known if arm["trees"]]
     if not alone or not of_trees or life["tree_steps"] is None:
@@ -126,7 +126,7 @@ def use_blocks(inputs: Inputs) -> list[Block]:
     measured = inputs.uses
     if not measured:
         return blocks
-    if life := measured.get("life"):
+    for life in measured.get("lives", ()):
         blocks += life_blocks(life)
     title = (
         f"Measured on {measured['environment']} ({measured['seeds']} paired seeds, {number(measured['environment_steps'])} "

@@ -161,4 +161,4 @@ def test_method_profiles_match_the_documentation() -> None:
     rows = re.findall(r"^\| [^|]+ \| `(\{.*?\})`", text, re.M)
     assert len(rows) == 9
     for settings in rows:
-        assert {"annotate": yaml.safe_load(settings)} in profiles
+        assert {"rollout": {"tasks": 96}, "annotate": yaml.safe_load(settings)} in profiles

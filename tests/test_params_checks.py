@@ -19,10 +19,10 @@ MINIMAL: dict[str, Any] = {"domains": ["search", "textworld"], "per_domain": {"s
 
 
 def test_model_aware_selection_needs_several_attempts() -> None:
-    message = error_of(rl={"selection": {"kind": "model_aware"}}, rollout={"attempts": 1})
+    message = error_of(rl={"selection": {"kind": "model_aware"}}, rollout={"tasks": 96, "attempts": 1})
     assert "per_domain.search: rl.selection.kind: model_aware" in message
     assert "set attempts to at least 2" in message
-    parse_params(deep_merge(MINIMAL, {"rl": {"selection": {"kind": "model_aware"}}, "rollout": {"attempts": 8}}))
+    parse_params(deep_merge(MINIMAL, {"rl": {"selection": {"kind": "model_aware"}}, "rollout": {"tasks": 96, "attempts": 8}}))
 
 
 def error_of(**changes: Any) -> str:

@@ -51,7 +51,7 @@ class Rollout(Section):
 
     attempts: Annotated[int, Field(ge=1, le=256)] = 4
     """Per task."""
-    tasks: Annotated[int, Field(ge=0)] = 96
+    tasks: Annotated[int, Field(ge=0)] = 0
     """Training tasks; all, if there are fewer. 0: no attempts, so that rl starts without knowing how difficult tasks are."""
     chunk: Count = 192
     """Episodes between checkpoints."""

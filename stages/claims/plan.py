@@ -88,7 +88,7 @@ def shaping(experiment: Experiment, values: Mapping[str, Any]) -> dict[str, Any]
     return _SHAPED[asked]
 
 
-KEYS_DEFAULTS: Mapping[str, Mapping[str, Any]] = {"annotate": {"tasks": 48}}
+KEYS_DEFAULTS: Mapping[str, Mapping[str, Any]] = {"annotate": {"tasks": 48}, "rollout": {"tasks": 96}}
 """Defaults that keys go by in place of the sections' own, so that runs stay valid when those change."""
 _SHAPED: dict[str, dict[str, Any]] = {}
 """To check settings takes most of the time of a plan, and planning, tuning and costs ask for the same ones."""

@@ -102,6 +102,12 @@ def signed(points: float) -> str:
     return f"{points:+z.1f}".replace("-", "−")
 
 
+def worth(claim: Mapping[str, Any]) -> str:
+    """A judged difference of success: "+1.2 points (−1.6 to +4.1, equivalent)"."""
+    difference, low, high = (signed(100 * claim[name]) for name in ("difference", "low", "high"))
+    return f"{difference} points ({low} to {high}, {claim['effect']})"
+
+
 def p_value(p: float, bare: bool = False) -> str:
     """ "p = 0.021"; with `bare` "0.021", for a column headed p."""
     text = f"p{NBSP}<{NBSP}0.001" if p < 0.001 else f"p{NBSP}={NBSP}{p:.3f}"

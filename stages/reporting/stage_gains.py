@@ -11,8 +11,8 @@ from stages.reporting.blocks import number
 from stages.reporting.board.rows import saved_results
 from stages.reporting.generated_blocks import link, markdown_table
 from stages.reporting.kept import Run, total
-from stages.reporting.results import find_comparison, signed, success
-from stages.reporting.tree_life import ALONE, ARMS, SLUGS, TOGETHER
+from stages.reporting.results import find_comparison, signed, success, worth
+from stages.reporting.tree_life import ARMS, RATES, SLUGS, TOGETHER, judged_success
 from stages.runtime.speed import duration
 
 GAINS = {"sft": ("base", "sft"), "rl": ("sft", "rl@{domain}"), "merge": ("rl@{domain}", "merged")}
@@ -63,36 +63,26 @@ def _worth(root: Path, slug: str, document: Path) -> str:
     saved = None if experiment is None else saved_results(root, slug, experiment)
     if experiment is None or saved is None:
         return ""
-    pairs = [(ALONE, "without_rollout"), *((arm, TOGETHER) for arm, (_, trees) in ARMS.items() if trees)]
-    judged = {
-        (claim["arm"], claim["against"]): claim
-        for claim in saved["claims"]
-        if claim["metric"] == "panel.success" and claim["difference"] is not None
-    }
-    of_rollout, *of_trees = (judged.get(pair) for pair in pairs)
-    known = [claim for claim in of_trees if claim is not None]
+    judged = judged_success(saved)
+    of_rollout = judged.get(RATES)
+    known = [judged[arm, TOGETHER] for arm, (_, trees) in ARMS.items() if trees and (arm, TOGETHER) in judged]
     if of_rollout is None or not known:
         return ""
     best = max(known, key=lambda claim: claim["difference"])
     return (
-        f"On {experiment.environment}, choosing tasks by rollout's success rates is worth {_points(of_rollout)}, and the best "
-        f"use of annotate's trees, {ARMS[best['arm']][0]}, {_points(best)} against playing their steps as episodes "
+        f"On {experiment.environment}, choosing tasks by rollout's success rates is worth {worth(of_rollout)}, and the best "
+        f"use of annotate's trees, {ARMS[best['arm']][0]}, {worth(best)} against playing their steps as episodes "
         f"([{slug}]({link(FOLDER / f'{slug}.md', document)}))."
     )
 
 
 def _off(root: Path, document: Path) -> str:
-    """Why the default run grows no trees; "" without results of the experiments on the life."""
+    """Why the default run plays no rollouts and grows no trees; "" without results of the experiments on the life."""
     found = [worth for slug in SLUGS if (worth := _worth(root, slug, document))]
     if not found:
         return ""
     start = "`rollout` and `annotate` change no model themselves."
-    return " ".join([start, *found, "So by default no trees are grown; `annotate.tasks: 48` grows some."])
-
-
-def _points(claim: Mapping[str, Any]) -> str:
-    difference, low, high = (signed(100 * claim[name]) for name in ("difference", "low", "high"))
-    return f"{difference} points ({low} to {high}, {claim['effect']})"
+    return " ".join([start, *found, "So both are off by default; `rollout.tasks: 96` and `annotate.tasks: 48` switch them on."])
 
 
 def block(root: Path, evaluation: Mapping[str, Any], domains: Sequence[str], kept: Sequence[Run], document: Path) -> str:

@@ -248,13 +248,13 @@ READERS = {
 @pytest.mark.parametrize("reader", READERS)
 def test_readers_of_rollouts_are_refused_without_them(reader: str) -> None:
     values = {"domains": ["search"], "per_domain": {"search": {}}, **READERS[reader]}
-    parse_params(values)
-    with pytest.raises(ParamsError, match=f"{reader}.*rollout.tasks is 0"):
-        parse_params({**values, "rollout": {"tasks": 0}})
+    parse_params({**values, "rollout": {"tasks": 96}})
+    with pytest.raises(ParamsError, match=f"{reader}.*rollout.tasks is 0: set it above 0"):
+        parse_params(values)
 
 
 def test_what_reads_no_rollouts_runs_without_them() -> None:
-    off = {"domains": ["search"], "per_domain": {"search": {}}, "rollout": {"tasks": 0}}
+    off = {"domains": ["search"], "per_domain": {"search": {}}}
     for rl in ({}, {"algorithm": "archer_offline"}, {"algorithm": "ppo"}, {"curriculum": {"kind": "uniform"}}):
         assert parse_params({**off, "rl": rl}).rollout.tasks == 0
     no_trees = {"annotate": {"tasks": 0, "evaluation": {"kind": "mixed"}}}  # so no leaf needs a value

@@ -87,7 +87,7 @@ def test_a_judge_model_is_a_use_unless_it_lies_elsewhere(inputs: Inputs) -> None
     """Contract: salmon's judge and critic are the model that annotate fits; a judge in a folder of the user's is not."""
     rl: dict[str, Any] = {"algorithm": "salmon"}
     fitted = {"judge_model": {"kind": "reward", "labels": "policy", "principles": {}}}
-    params = with_params(inputs, per_domain={"search": {"rl": rl, "annotate": fitted}})
+    params = with_params(inputs, rollout={"tasks": 96}, per_domain={"search": {"rl": rl, "annotate": fitted}})
     assert used(params, "search") == ["critic initialised from the judge model", "rewards from the judge model"]
     rl |= {"judge": {"local": {"path": "models/judge"}}, "critic": {"init": "policy"}}
     assert used(with_params(inputs, per_domain={"search": {"rl": rl}}), "search") == []
@@ -120,7 +120,7 @@ def test_imported_pairs_and_broadcast_rewards_are_no_uses(inputs: Inputs) -> Non
     broadcast: dict[str, Any] = {"algorithm": "ppo", "credit": {"kind": "progress", "step_reward": "rloo_broadcast"}}
     broadcast |= {"advantage": {"level": "turn"}, "critic": {"head": {"loss": "mse"}}}
     params = {"rl": broadcast, "annotate": {"progress": {"kind": "spa"}}}
-    assert used(with_params(inputs, per_domain={"search": params}), "search") == []
+    assert used(with_params(inputs, rollout={"tasks": 96}, per_domain={"search": params}), "search") == []
 
 
 def test_verdicts_of_the_claims_board_are_quoted(inputs: Inputs) -> None:
@@ -233,6 +233,7 @@ def test_the_experiments_on_the_life_are_read_as_their_pages_have_them(slug: str
     assert found["seeds"] >= experiment.looks[0]
     assert [arm["use"] for arm in found["arms"]] == [use for use, _ in ARMS.values()]
     assert all(arm["steps"] is not None for arm in found["arms"])
+    assert found["rates"]["low"] <= found["rates"]["difference"] <= found["rates"]["high"]
 
 
 def test_a_run_without_rollouts_and_trees_has_a_whole_report(inputs: Inputs) -> None:
@@ -248,10 +249,13 @@ def test_a_run_without_rollouts_and_trees_has_a_whole_report(inputs: Inputs) -> 
         )
         for name, given in inputs.domains.items()
     }
-    without = replace(inputs, params=params, domains=off)
+    rates = {"difference": 0.012, "low": -0.016, "high": 0.041, "effect": "equivalent"}
+    lives = [{**LIFE, "slug": "lifecycle", "rates": rates}, {**LIFE, "rates": None}]
+    without = replace(inputs, params=params, domains=off, uses={**MEASURED, "lives": lives})
     found = [section for build in (*SUMMARY, *DETAILS) if (section := build(without)) is not None]
     text = " ".join(block.text for section in found for block in section.blocks if isinstance(block, Text))
     assert "search: no attempts were made: rollout.tasks is 0." in text
+    assert "worth to RL: on search +1.2 points (−1.6 to +4.1, equivalent) (reports/claims/lifecycle.md)." in text
     assert "No trees were grown: annotate.tasks is 0." in text
     assert "dvc repro rollout@" not in text
     assert "dvc repro annotate@" not in text

@@ -23,6 +23,7 @@ from stages.reporting.blocks import (
 )
 from stages.reporting.figures.data import grouped_counts, histogram, pass_at_k
 from stages.reporting.inputs import ROLLOUTS, DomainInputs, Inputs
+from stages.reporting.results import worth
 
 CURATE_INTRO = (
     "Malformed records, duplicates and tasks that share a world with the evaluation panel are rejected, by reason. "
@@ -142,6 +143,16 @@ def owner_table(domain: str, given: DomainInputs) -> Table | None:
     return Table(f"Tokens per episode of {domain} by who wrote them; RL trains on policy and external ones", header, rows)
 
 
+def _worth_of_rates(inputs: Inputs) -> list[Block]:
+    """Why rollout can do without attempts: what the board says of choosing RL's tasks by their measured success rates."""
+    found = [
+        f"on {life['environment']} {worth(life['rates'])} (reports/claims/{life['slug']}.md)"
+        for life in (inputs.uses or {}).get("lives", ())
+        if life.get("rates")
+    ]
+    return [Text(f"What the tasks' measured success rates are worth to RL: {'; '.join(found)}.")] if found else []
+
+
 def rollout_section(inputs: Inputs) -> Section:
     section = Section("rollouts", "Rollouts of the fine-tuned policy", ROLLOUT_INTRO)
     curves: dict[str, dict[int, float]] = {}
@@ -161,6 +172,8 @@ def rollout_section(inputs: Inputs) -> Section:
         drawings += _rollout_figures(domain, index, given)
         if (owners := owner_table(domain, given)) is not None:
             numbers.append(owners)
+    if any((given.rollout or {}).get("tasks") == 0 for given in inputs.domains.values()):
+        section.blocks += _worth_of_rates(inputs)
     drawings = drawings[::2] + drawings[1::2]  # figures of one kind side by side
     if curves:
         caption = "pass@k of the fine-tuned policy on its training tasks."

@@ -156,7 +156,7 @@ def test_spa_rl_requires_the_progress_estimator() -> None:
     values: dict[str, Any] = {"domains": ["search"], "per_domain": {"search": {}}, "rl": {"algorithm": "spa_rl"}}
     with pytest.raises(ParamsError, match=r"annotate\.progress\.kind is none: set it to spa"):
         parse_params(values)
-    parse_params({**values, "annotate": {"progress": {"kind": "spa"}}})
+    parse_params({**values, "rollout": {"tasks": 96}, "annotate": {"progress": {"kind": "spa"}}})
     parse_params({**values, "rl": {"algorithm": "spa_rl", "credit": {"step_reward": "rloo_broadcast"}}})
 
 

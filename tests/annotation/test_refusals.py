@@ -148,7 +148,8 @@ def test_readers_of_trees_are_refused_without_them(rl: dict[str, Any], key: str)
 def test_no_trees_are_accepted_where_nothing_reads_them():
     for rl in ({}, {"algorithm": "spa_rl"}, {"algorithm": "dpo", "preference": {"source": "imported"}}):
         own = {"curate": {"imports": ["data/raw/pairs.jsonl"]}} if rl.get("preference") else {}
-        parse_params({**PLAIN, **own, "rl": rl, "annotate": {"tasks": 0, "progress": {"kind": "spa"}}})
+        rest = {"rl": rl, "rollout": {"tasks": 96}, "annotate": {"tasks": 0, "progress": {"kind": "spa"}}}
+        parse_params({**PLAIN, **own, **rest})
     again = {"credit": {"kind": "annotated"}, "reannotate": {"every": 5, "annotate": {"tasks": 0}}}
     with pytest.raises(ParamsError, match=r"rl\.reannotate\.annotate\.tasks is 0"):
         parse_params({**PLAIN, "rl": again})

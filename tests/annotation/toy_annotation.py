@@ -46,6 +46,7 @@ VALUES = {
     "per_domain": {"toy": {}},
     "resources": {"threads": 1, "slots": 8},
     "model": {"max_length": 200},
+    "rollout": {"tasks": 96},
     "annotate": {
         "tasks": 6,
         "iterations": 12,

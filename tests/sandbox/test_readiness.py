@@ -51,7 +51,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def exit_code(name: str, project: Path, monkeypatch: pytest.MonkeyPatch, rl: dict[str, object] | None = None) -> int:
     """Run a stage without a model and return its exit code."""
     environment = {"sandbox": UNSAFE.model_dump()}
-    own = {"environment": environment, "annotate": {"tasks": 48}}
+    own = {"environment": environment, "rollout": {"tasks": 96}, "annotate": {"tasks": 48}}
     values = {"domains": ["code"], "per_domain": {"code": own}, "rl": rl or {}}
     (project / "params.yaml").write_text(yaml.safe_dump(values))
     per_domain = name != "evaluate"

@@ -62,6 +62,7 @@ def make_in(folder: Path, tiny_policy: Path, stage: str, name: str = "run", **se
         "resources": {"slots": 16, "threads": 1, "tokens_per_batch": 512},
         "model": {"path": str(tiny_policy), "max_length": 128},
         "per_domain": {"toy": {}},
+        "rollout": {"tasks": 96},
         "annotate": {"tasks": 48},
     }
     values |= sections

@@ -54,6 +54,7 @@ def test_invalid_settings_are_refused(section: dict[str, Any], message: str) -> 
     ],
 )
 def test_contradictions_are_refused(sections: dict[str, Any], message: str) -> None:
-    values = {"domains": ["toy"], "per_domain": {"toy": {"rl": {"algorithm": "agent_rlvr"}}}, **sections}
+    own = {"rollout": {"tasks": 96}, "rl": {"algorithm": "agent_rlvr"}}
+    values = {"domains": ["toy"], "per_domain": {"toy": own}, **sections}
     with pytest.raises(ParamsError, match=message):
         parse_params(values)

@@ -99,7 +99,8 @@ HARD = {"judge": {"context": "hard"}, "max_turns": 12}
 def check(**sections: Any) -> None:
     trees = {"tasks": 48, **sections.pop("annotate", {})}
     per_domain = {"search": {"environment": HARD}}
-    check_domains(parse_params({"domains": ["search"], "per_domain": per_domain, "annotate": trees, **sections}))
+    stages = {"rollout": {"tasks": 96}, "annotate": trees}
+    check_domains(parse_params({"domains": ["search"], "per_domain": per_domain, **stages, **sections}))
 
 
 @pytest.mark.parametrize(

@@ -176,7 +176,8 @@ def test_domains_share_the_reference_and_have_their_own_optimisers() -> None:
     ],
 )
 def test_algorithms_that_cannot_take_turns_are_refused(changes: dict[str, Any], reason: str) -> None:
-    values = {"domains": ["toy", "other"], "per_domain": {"toy": {}, "other": {}}, "rl": changes, "annotate": {"tasks": 48}}
+    stages = {"rollout": {"tasks": 96}, "annotate": {"tasks": 48}, "rl": changes}
+    values = {"domains": ["toy", "other"], "per_domain": {"toy": {}, "other": {}}, **stages}
     joint = {"merge": {"method": "joint_rl"}}
     assert parse_params(values).rl
     assert parse_params({**values, **joint, "domains": ["toy"]}).rl, "one domain: the merge is its specialist"

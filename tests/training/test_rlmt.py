@@ -145,6 +145,6 @@ def test_a_marker_is_needed(extract: dict[str, Any] | None, thinking: Thinking |
     judge = {} if extract is None else {"extract": extract}
     resolved = resolve_section(Rl.model_validate({"algorithm": "rlmt", "judge": judge}), 128)
     fitted = Annotate.model_validate({"judge_model": {"kind": "reward"}})
-    sections = {"annotate": fitted, "model": Model(thinking=thinking), "rollout": Rollout()}
+    sections = {"annotate": fitted, "model": Model(thinking=thinking), "rollout": Rollout(tasks=96)}
     problems = " ".join(contradictions(*resolved, partial(dict.__getitem__, sections)))
     assert (says in problems) if says else not problems

@@ -46,8 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(show(options.spec))
         else:
             rules = make_rules(options.kind, options.spec, restarts=options.restart)
-            columns = ["messages", "owner"]
-            print(json.dumps(conformance(rules, read_rows(options.episodes, columns)), indent=1))
+            rows = read_rows(options.episodes, ["messages", "owner"])
+            if not rows:
+                raise ValueError(f"{options.episodes} has no episodes (those of rollout need rollout.tasks above 0)")
+            print(json.dumps(conformance(rules, rows), indent=1))
     except (SpecError, ValueError, FileNotFoundError) as error:
         parser.exit(2, f"{error}\n")
     return 0

@@ -71,7 +71,13 @@ def chosen_episodes(root: Path, options: argparse.Namespace) -> list[Episode]:
         raise ValueError(f"--model names whose episodes of the panel; add --source {PANEL}, or leave --model out")
     else:
         pattern, stage = SOURCES[options.source]
-        episodes = read_episodes(existing(root / pattern.format(options.domain), f"{stage}@{options.domain}"))
+        path = existing(root / pattern.format(options.domain), f"{stage}@{options.domain}")
+        episodes = read_episodes(path)
+        if not episodes and stage == "rollout":
+            raise ValueError(
+                f"{path} has no episodes: set rollout.tasks to a number above 0, such as 96, and run 'dvc repro "
+                f"rollout@{options.domain}', or export others by --source"
+            )
     return [episode for episode in episodes if episode.success] if options.successes else episodes
 
 

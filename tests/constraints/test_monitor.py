@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from random import Random
 
 import pytest
 
+from stages.constraints.__main__ import main
 from stages.constraints.conformance import first_violation
 from stages.constraints.formula import Spec, SpecError, load_spec, parse_spec, shipped
 from stages.constraints.monitor import Monitor, Position
 from stages.constraints.transcript import Transcripts
+from stages.records.episode import write_episodes
 
 REACT = "(next q (until_5 (next t a ai o) ft) ans)"
 PASS = "(next q (until_5 (next p (until_5 a s)) ft) ans)"
@@ -228,3 +231,11 @@ def test_formulas_that_no_turn_could_obey_are_refused(behaviour: str, problem: s
 def test_two_possible_answers_of_the_environment_are_refused():
     with pytest.raises(SpecError, match="may answer with o or s"):
         Transcripts(spec("(next t (or o s) ans)"))
+
+
+def test_no_episodes_have_no_conformance(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Contract: the command refuses an empty table, as rollout writes by default, instead of printing a share of nothing."""
+    write_episodes(tmp_path / "episodes.parquet", [])
+    with pytest.raises(SystemExit):
+        main(["conformance", str(tmp_path / "episodes.parquet"), "--spec", "react"])
+    assert "has no episodes" in capsys.readouterr().err

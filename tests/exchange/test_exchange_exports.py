@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,7 +20,7 @@ from stages.environments.search import SearchDomain
 from stages.exchange import __main__ as export
 from stages.exchange.episodes import conversation, episode_rows
 from stages.exchange.records import read_records
-from stages.records.episode import NODE_SCHEMA, Episode, read_episodes, read_rows, read_tasks, write_table
+from stages.records.episode import NODE_SCHEMA, Episode, read_episodes, read_rows, read_tasks, write_episodes, write_table
 from stages.training.common.documents import encode
 from stages.training.rl.pairs import imported_pairs
 
@@ -139,6 +140,20 @@ def test_no_pairs_are_refused(
     assert export.main() == 2
     assert "has no pairs: set annotate.tasks to a number above 0" in capsys.readouterr().err
     assert not (tmp_path / "pairs.jsonl").exists()
+
+
+def test_no_rollouts_are_refused(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Contract: without rollouts, as by default, there is no empty file, but a message that says how to get episodes."""
+    run = Path(shutil.copytree(source, tmp_path / "run"))
+    write_episodes(run / "data/rollouts/search/episodes.parquet", [])
+    monkeypatch.chdir(run)
+    monkeypatch.setattr("sys.argv", ["export", "episodes", "--domain", "search", "--to", str(tmp_path / "episodes.jsonl")])
+    monkeypatch.setattr("stages.runtime.workers.quiet_environment", lambda *settings: None)
+    assert export.main() == 2
+    assert "has no episodes: set rollout.tasks to a number above 0" in capsys.readouterr().err
+    assert not (tmp_path / "episodes.jsonl").exists()
 
 
 def test_datasets_loads_every_file(source: Path, tmp_path: Path, chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,8 +25,8 @@ from screenshots.servers import HOST, free_port
 from stages.runtime.lineage import output_hashes
 
 NODES = 2
-EDITS = {"rollout": {"attempts": 24}, "resources": {"workers": 1}}
-"""Six times the default run's episodes: who needs several machines has more to do than the start of a process."""
+EDITS = {"rollout": {"tasks": 96, "attempts": 24}, "resources": {"workers": 1}}
+"""Six times as many attempts as by default: who needs several machines has more to do than the start of a process."""
 AGAINST = "half the time of one node"
 RAY = """
 import sys

@@ -1,7 +1,7 @@
-"""workers_lifecycle: seconds of the default run with trees from rollout to evaluate, with one worker and with resources.workers.
+"""workers_lifecycle: seconds of the default run with rollouts and trees, with one worker and with resources.workers.
 
-Stages run as `make lifecycle` runs them: as soon as what they need is there, and with several workers side by side. The scenario
-fails if the outputs differ.
+Stages from rollout to evaluate run as `make lifecycle` runs them: as soon as what they need is there, and with several workers
+side by side. The scenario fails if the outputs differ.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from flows.schedule import run_graph
 from stages.runtime.lineage import output_hashes
 
 STAGES = ("rollout", "annotate", "rl", "merge", "evaluate")
-EDITS = {"annotate": {"tasks": 48}}
-"""Trees, which the default run has none of."""
+EDITS = {"rollout": {"tasks": 96}, "annotate": {"tasks": 48}}
+"""Rollouts and trees, which the default run has none of."""
 
 
 def graph(root: Path) -> dict[str, list[str]]:

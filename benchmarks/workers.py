@@ -25,13 +25,13 @@ DOMAIN = "textworld"
 STAGES = {"rollout": DOMAIN, "annotate": DOMAIN, "rl": DOMAIN, "evaluate": None}
 """Stage -> its domain."""
 EDITS = {
-    "rollout": {},
+    "rollout": {"tasks": 96},
     "annotate": {"tasks": 48},
     "rl": {"steps": 10, "checkpoint_every": 100},
     "evaluate": {"models": ["sft", "merged"]},
 }
-"""The default run's budgets, but a quarter of its training steps and two of its models: fewer would measure the start of
-processes."""
+"""With rollouts and trees, which the default run has none of. Otherwise its budgets, but a quarter of its training steps and two
+of its models: fewer would measure the start of processes."""
 PREDICTED = (1, 2, 4, 8, 16, 32, 64)
 AGAINST = "one worker"
 

@@ -88,7 +88,7 @@ VIEWS = {
     "viewer-episode": ("source=merged&domain=textworld&pattern=loop", "#view-episodes .content", DRAWN),
     "viewer-compare": ("tab=compare&domain=textworld&a=sft&b=rl%40textworld&change=won&tint=credit", "#view-compare .pair", ""),
     "viewer-patterns": ("tab=patterns&domain=search", "#view-patterns table", ""),
-    "viewer-paths": ("tab=paths&domain=textworld&a=sft+rollout", "#view-paths .graph svg", WITH_RL),
+    "viewer-paths": ("tab=paths&domain=textworld&a=rl+step+1", "#view-paths .graph svg", WITH_RL),
 }
 """Name -> the viewer's address, what it then shows, a script to run before the picture."""
 
@@ -276,7 +276,7 @@ CAPTIONS = {
     "viewer-episode": "Every episode: filters, search, patterns, and the environment's own picture of each turn",
     "viewer-compare": "Two models at the same task, turn by turn, the first divergence marked",
     "viewer-patterns": "How often patterns of behaviour occur, with links to the episodes",
-    "viewer-paths": "Where the episodes of a task go, before and after reinforcement learning",
+    "viewer-paths": "Where the episodes of a task go, at the start and the end of reinforcement learning",
     "viewer-live": "What is training: curves, newest episodes, pause, resume and stop",
     "mlflow-runs": "MLflow: a parent run per lifecycle, a child per stage and domain",
     "mlflow-charts": "MLflow: curves of an RL run",

@@ -85,11 +85,17 @@ def play(context: StageContext, tasks: Sequence[Task]) -> list[Episode]:
 
 
 def play_nothing(context: StageContext, out: Path) -> None:
-    """rollout.tasks 0: write that no task was tried."""
+    """rollout.tasks 0: write that no task was tried. The domain keeps DVC from taking another domain's equal outputs for those of
+    this stage, which it then would not run."""
     write_episodes(out / "episodes.parquet", [])
     write_json(out / "difficulty.json", {})
-    write_json(context.reports / "rollout" / f"{context.domain}.json", {"tasks": 0, "episodes": 0})
+    write_json(context.reports / "rollout" / f"{context.domain}.json", {"domain": context.domain, "tasks": 0, "episodes": 0})
     context.artifact(context.reports / "rollout" / f"{context.domain}.json")
+
+
+def has_tasks(context: StageContext) -> bool:
+    """Whether there are episodes to play, which processes can share."""
+    return bool(context.section("rollout").tasks)
 
 
 def run(context: StageContext) -> None:
@@ -131,4 +137,4 @@ def run(context: StageContext) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(stage_run("rollout", run, params, open_tracker, per_domain=True, sharded=True, forked=True))
+    raise SystemExit(stage_run("rollout", run, params, open_tracker, per_domain=True, sharded=True, forked=has_tasks))

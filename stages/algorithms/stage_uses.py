@@ -79,11 +79,12 @@ def without_rollouts(method: Composition, rl: Rl, rollout: Any, annotate: Any) -
     section `rollout` plays none."""
     if rollout.tasks:
         return
+    slug = method.card.slug
     judged = annotate.judge_model.kind != "none" and annotate.judge_model.labels != "trees"
     readers = {
-        f"rl.algorithm: {method.card.slug}": method.data == "attempts",
-        "rl.preference.source: guided": method.data == "pairs" and rl.preference.source == "guided",
-        "rl.replay.records: [rollouts]": set(rl.replay.records) == {"rollouts"},
+        f"rl.algorithm: {slug}": method.data in ("attempts", "offline"),
+        f"rl.preference.source: guided (of rl.algorithm: {slug})": method.data == "pairs" and rl.preference.source == "guided",
+        f"rl.replay.records: {rl.replay.records} (of rl.algorithm: {slug})": "rollouts" in rl.replay.records,
         "rl.selection.kind: model_aware": rl.selection.kind == "model_aware",
         "rl.verifier.fit_on: rollouts": rl.reward.kind == "verifier" and rl.verifier.fit_on == "rollouts",
         f"annotate.progress.kind: {annotate.progress.kind}": annotate.progress.kind != "none",

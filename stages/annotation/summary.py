@@ -24,7 +24,7 @@ def summary(
     children = Counter((row["task_id"], row["parent"]) for row in forest.rows if row["node"])
     return {
         "trees": len(trees),
-        "middling_tasks": sum(0.0 < difficulty.get(task, -1.0) < 1.0 for task in trees),
+        **({"middling_tasks": sum(0.0 < difficulty.get(task, -1.0) < 1.0 for task in trees)} if difficulty else {}),
         "nodes": len(forest.rows),
         "ends": {
             "correct": sum(row["n_success"] > 0 for row in ends),

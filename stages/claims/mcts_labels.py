@@ -78,7 +78,9 @@ class Keydoor:
         curated = permutation(read_tasks(Path("data/curated") / self.name / "tasks.parquet", "train"), 0, "mcts_labels.tasks")
         some = [one for one in curated if 0 < shares.get(one.task_id, 0) < 1][:tasks]
         if not some:
-            raise ParamsError("no training task is solved sometimes but not always; change sft.epochs")
+            raise ParamsError(
+                "no training task is solved sometimes but not always; set rollout.tasks above 0 if it is 0, or change sft.epochs"
+            )
         self.tasks = sorted(some, key=lambda one: one.task_id)
 
     def _pool(self) -> Any:

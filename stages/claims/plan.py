@@ -103,6 +103,11 @@ def _shaping(experiment: Experiment, values: Mapping[str, Any]) -> dict[str, Any
     for name, defaults in KEYS_DEFAULTS.items():
         section = {**found.get(name, {}), **parsed.model_dump(mode="json", include={name: set(defaults)})[name]}
         found[name] = {key: value for key, value in section.items() if (key, value) not in defaults.items()}
+        for own in found["per_domain"].values() if not found[name] else ():  # lane merge repeats them for every domain
+            if own.get(name):
+                own[name] = {key: value for key, value in own[name].items() if (key, value) not in defaults.items()}
+                if not own[name]:
+                    del own[name]
         if not found[name]:
             del found[name]
     found["resources"] = {name: one for name, one in found.get("resources", {}).items() if name in RESOURCES}

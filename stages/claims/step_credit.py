@@ -124,7 +124,10 @@ class Benchmark:
         chosen = [task for task in known if 0 < shares.get(task.task_id, 0) < 1][:tasks]
         self.tasks = sorted(chosen, key=lambda task: task.task_id)
         if not self.tasks:
-            raise RunFailedError(f"in {folder} no training task is solved sometimes but not always; change sft.epochs")
+            raise RunFailedError(
+                f"in {folder} no training task is solved sometimes but not always; set rollout.tasks above 0 if it is 0, or "
+                f"change sft.epochs"
+            )
 
     def play(self, params: Params, stream: str, groups: int) -> list[Episode]:
         """`groups` groups of episodes per task, with the method's branching."""

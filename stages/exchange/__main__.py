@@ -76,7 +76,7 @@ def chosen_episodes(root: Path, options: argparse.Namespace) -> list[Episode]:
         if not episodes and stage == "rollout":
             raise ValueError(
                 f"{path} has no episodes: set rollout.tasks to a number above 0, such as 96, and run 'dvc repro "
-                f"rollout@{options.domain}', or export others by --source"
+                f"rollout@{options.domain}', or choose another --source"
             )
     return [episode for episode in episodes if episode.success] if options.successes else episodes
 

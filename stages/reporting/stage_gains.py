@@ -78,7 +78,7 @@ def _worth(root: Path, slug: str, document: Path) -> str:
 
 def _off(root: Path, document: Path) -> str:
     """Why the default run plays no rollouts and grows no trees; "" without results of the experiments on the life."""
-    found = [worth for slug in SLUGS if (worth := _worth(root, slug, document))]
+    found = [text for slug in SLUGS if (text := _worth(root, slug, document))]
     if not found:
         return ""
     start = "`rollout` and `annotate` change no model themselves."

@@ -83,11 +83,12 @@ def work(inputs: Inputs) -> dict[str, Work]:
     found["sft"] = Work(steps=_at(inputs.sft, "steps"), trained_tokens=_trained(inputs.sft))
     for domain, given in inputs.domains.items():
         rows = given.episodes.get(ROLLOUTS, [])
+        off = 0 if _at(given.rollout, "tasks") == 0 else None
         sampled = sum(owner in DRAWN for row in rows for owner in row["owner"])
         found[f"rollout@{domain}"] = Work(
             episodes=_at(given.rollout, "episodes"),
-            environment_steps=sum(len(row["turns"]) for row in rows) or None,
-            sampled_tokens=sampled or None,
+            environment_steps=sum(len(row["turns"]) for row in rows) or off,
+            sampled_tokens=sampled or off,
         )
     for domain, given in inputs.domains.items():
         found[f"annotate@{domain}"] = Work(

@@ -231,14 +231,16 @@ def test_without_tasks_nothing_is_played(tmp_path: Path) -> None:
     assert not left.parent.exists()
     assert read_episodes(out / "episodes.parquet") == []
     assert json.loads((out / "difficulty.json").read_text()) == {}
-    assert json.loads((context.reports / "rollout/toy.json").read_text()) == {"tasks": 0, "episodes": 0}
+    assert json.loads((context.reports / "rollout/toy.json").read_text()) == {"domain": "toy", "tasks": 0, "episodes": 0}
 
 
 READERS = {
     "rl.algorithm: rejection_sft": {"rl": {"algorithm": "rejection_sft"}},
     "rl.preference.source: guided": {"rl": {"algorithm": "dpo", "preference": {"source": "guided"}}},
     "rl.selection.kind: model_aware": {"rl": {"selection": {"kind": "model_aware"}}},
-    "rl.replay.records": {"rl": {"algorithm": "archer", "replay": {"records": ["rollouts"]}}},
+    "rl.replay.records": {"rl": {"algorithm": "archer", "replay": {"records": ["demonstrations", "rollouts"]}}},
+    "rl.algorithm: archer_offline": {"rl": {"algorithm": "archer_offline"}},
+    "rl.algorithm: b_coder": {"rl": {"algorithm": "b_coder"}, "annotate": {"returns": [-1.0, 1.0]}},
     "annotate.progress.kind: spa": {"annotate": {"progress": {"kind": "spa"}}},
     "annotate.judge_model.labels: policy": {"annotate": {"judge_model": {"kind": "comparison", "labels": "policy"}}},
     "annotate.evaluation.kind: mixed": {"annotate": {"tasks": 48, "evaluation": {"kind": "mixed"}}},
@@ -255,7 +257,12 @@ def test_readers_of_rollouts_are_refused_without_them(reader: str) -> None:
 
 def test_what_reads_no_rollouts_runs_without_them() -> None:
     off = {"domains": ["search"], "per_domain": {"search": {}}}
-    for rl in ({}, {"algorithm": "archer_offline"}, {"algorithm": "ppo"}, {"curriculum": {"kind": "uniform"}}):
+    for rl in (
+        {},
+        {"algorithm": "archer_offline", "replay": {"records": ["demonstrations", "games"]}},
+        {"algorithm": "ppo"},
+        {"curriculum": {"kind": "uniform"}},
+    ):
         assert parse_params({**off, "rl": rl}).rollout.tasks == 0
     no_trees = {"annotate": {"tasks": 0, "evaluation": {"kind": "mixed"}}}  # so no leaf needs a value
     assert parse_params({**off, **no_trees}).annotate.tasks == 0

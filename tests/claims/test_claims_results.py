@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 from rloo_experiment import CHOICE, PARAMS, SPEC, experiment, fill, outcome, write
 
-from stages.claims.experiment import Experiment
+from stages.claims.experiment import FOLDER, Experiment, load_experiment
 from stages.claims.judging import write as write_results
 from stages.claims.plan import planned_runs, shaping
 from stages.claims.results import Results
 from stages.claims.rows import Tables, curve_of, paths, task_rows
 from stages.claims.session import drop_outdated
 from stages.records.sections import params_hash
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def missing(results: Results, runs: list) -> list[str]:
@@ -63,6 +65,20 @@ def test_keys_outlive_a_changed_default() -> None:
     shaped = {count: shaping(experiment(), {**run.values, "annotate": {**usual, "tasks": count}}) for count in (0, 8, 48)}
     assert "tasks" not in shaped[48].get("annotate", {})
     assert [shaped[count]["annotate"]["tasks"] for count in (0, 8)] == [0, 8]
+    usual = {**PARAMS.get("rollout", {})}
+    shaped = {count: shaping(experiment(), {**run.values, "rollout": {**usual, "tasks": count}}) for count in (0, 96)}
+    assert "tasks" not in shaped[96].get("rollout", {})
+    assert shaped[0]["rollout"]["tasks"] == 0
+
+
+def test_keys_of_several_domains_outlive_it_too() -> None:
+    """Contract: lane merge repeats what its arms share for every domain, which then overrides the section."""
+    merge = load_experiment(ROOT / FOLDER / "merge_sparse.yaml")
+    usual = planned_runs(merge, PARAMS, seeds=[1])[0]
+    assert usual.values["per_domain"]["search"]["rollout"] == {"tasks": 96}
+    assert shaping(merge, usual.values)["per_domain"]["search"].get("rollout") is None
+    fewer = planned_runs(merge.model_copy(update={"shared": {**merge.shared, "rollout": {"tasks": 8}}}), PARAMS, seeds=[1])[0]
+    assert fewer.key != usual.key
 
 
 def test_run_without_a_metric_is_repeated_unless_rows_give_it() -> None:

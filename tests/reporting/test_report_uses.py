@@ -255,7 +255,7 @@ def test_a_run_without_rollouts_and_trees_has_a_whole_report(inputs: Inputs) -> 
     found = [section for build in (*SUMMARY, *DETAILS) if (section := build(without)) is not None]
     text = " ".join(block.text for section in found for block in section.blocks if isinstance(block, Text))
     assert "search: no attempts were made: rollout.tasks is 0." in text
-    assert "worth to RL: on search +1.2 points (−1.6 to +4.1, equivalent) (reports/claims/lifecycle.md)." in text
+    assert "success rates is worth: on search +1.2 points (−1.6 to +4.1, equivalent), reports/claims/lifecycle.md." in text
     assert "No trees were grown: annotate.tasks is 0." in text
     assert "dvc repro rollout@" not in text
     assert "dvc repro annotate@" not in text

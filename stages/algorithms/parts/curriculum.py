@@ -25,8 +25,9 @@ class Curriculum(Part):
     )
 
     kind: Literal["uniform", "difficulty", "value"] = "difficulty"
-    """`difficulty`: tasks are sampled with weight p(1-p) + floor, p the success rate measured by rollout and updated during
-    training; `value`: p starts as the prediction of annotate's step-value model for the first observation, for every task."""
+    """`difficulty`: tasks are sampled with weight p(1-p) + floor. p is the success rate: it starts at rollout's measurement (0.5
+    if it measured no task) and is updated during training. `value`: p starts as the prediction of annotate's step-value model for
+    the first observation, for every task."""
     floor: Annotated[Share, AppliesTo("kind", "difficulty", "value")] = 0.05
     """difficulty, value: added to every task's weight."""
 

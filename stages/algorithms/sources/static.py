@@ -24,7 +24,8 @@ class TaskSampler:
     [0, 1], which start at the step-value model's predictions.
 
     `difficulty` and `value` weight a task by p (1 - p) + floor: groups that always or never succeed have no signal, and the
-    variance of returns in [0, 1] with mean p is at most p (1 - p). Unmeasured tasks start at the mean of the measured ones.
+    variance of returns in [0, 1] with mean p is at most p (1 - p). Unmeasured tasks start at the mean of the measured ones, or
+    at 0.5 if there are none.
     factors: task -> factor on its weight, 1 by default. Raises ValueError if there are fewer tasks than a step draws.
     """
 

@@ -46,7 +46,8 @@ def over_training(points: Sequence[tuple[str, Sequence[tuple[int, float]]]]) -> 
     for number, (title, line) in enumerate(points):
         axes.plot([step for step, _ in line], [100 * share for _, share in line], label=title, **domain_line(number))
     axes.set_ylim(-2, 102)
-    axes.set_xlabel("RL step; 0: the SFT policy's rollouts")
+    first = min((step for _, line in points for step, _ in line), default=1)
+    axes.set_xlabel("RL step" if first else "RL step; 0: the SFT policy's rollouts")
     axes.set_title("Share of episodes, %")
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure

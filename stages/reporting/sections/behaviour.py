@@ -82,7 +82,7 @@ def domain_blocks(
         caption = f"Patterns on the panel of {domain}; lines: intervals."
         drawings.append(draw(f"patterns-{slug(domain)}", caption, by_model, panel, list(titles.items()), models))
     if line := trend(here, domain, titles):
-        caption = f"Patterns on the training tasks of {domain}, before RL and in its stored steps."
+        caption = f"Patterns on the training tasks of {domain}, over the stored steps of RL."
         drawings.append(draw(f"patterns-trend-{slug(domain)}", caption, over_training, line))
     blocks: list[Block] = [Figures(drawings)] if drawings else []
     if panel:

@@ -30,7 +30,7 @@ CURATE_INTRO = (
     "Demonstrations come from an expert, with and without random mistakes."
 )
 ROLLOUT_INTRO = (
-    "The fine-tuned policy attempts each training task several times. pass@k is the share of tasks solved by at least one of k "
+    "The fine-tuned policy attempts training tasks several times. pass@k is the share of tasks solved by at least one of k "
     "attempts; its gap to pass@1 is the potential of reinforcement learning. A task's success rate is its difficulty."
 )
 
@@ -146,11 +146,12 @@ def owner_table(domain: str, given: DomainInputs) -> Table | None:
 def _worth_of_rates(inputs: Inputs) -> list[Block]:
     """Why rollout can do without attempts: what the board says of choosing RL's tasks by their measured success rates."""
     found = [
-        f"on {life['environment']} {worth(life['rates'])} (reports/claims/{life['slug']}.md)"
+        f"on {life['environment']} {worth(life['rates'])}, reports/claims/{life['slug']}.md"
         for life in (inputs.uses or {}).get("lives", ())
         if life.get("rates")
     ]
-    return [Text(f"What the tasks' measured success rates are worth to RL: {'; '.join(found)}.")] if found else []
+    start = "What choosing RL's tasks by their measured success rates is worth"
+    return [Text(f"{start}: {'; '.join(found)}.")] if found else []
 
 
 def rollout_section(inputs: Inputs) -> Section:

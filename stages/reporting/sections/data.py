@@ -30,8 +30,9 @@ CURATE_INTRO = (
     "Demonstrations come from an expert, with and without random mistakes."
 )
 ROLLOUT_INTRO = (
-    "The fine-tuned policy attempts training tasks several times. pass@k is the share of tasks solved by at least one of k "
-    "attempts; its gap to pass@1 is the potential of reinforcement learning. A task's success rate is its difficulty."
+    "With rollout.tasks above 0 the fine-tuned policy attempts training tasks several times. pass@k is the share of tasks solved "
+    "by at least one of k attempts; its gap to pass@1 is the potential of reinforcement learning. A task's success rate is its "
+    "difficulty."
 )
 
 

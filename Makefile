@@ -11,7 +11,7 @@
 # make site        the documentation as a site with search and a page per method, .bellwether/site/html/index.html
 # make viewers  Inspect and Harbor, in an environment of their own: tests open with them what was exported
 # make screenshots take the screenshots in docs/ (needs Chromium and its driver; after make lifecycle)
-# make bench       compare speed with TRL, transformers and mergekit (two to three hours, on an otherwise idle machine)
+# make bench       compare speed with TRL, transformers and mergekit (an hour and 40 minutes, on an otherwise idle machine)
 # make claims      run unfinished experiments of reports/claims (hours; METHOD=lite_ppo: only one; PROFILE=gemma-270m: those on that
 #                  model) and generate the board
 # make control     lane control: value learning on small problems, its page reports/control/page.html (METHOD=sac: one method)

@@ -61,7 +61,7 @@ def value_model(context: StageContext, policy: Policy, params: Annotate) -> Step
 
     backbone = copy.deepcopy(policy.model.base_model).float()
     use_attention(backbone, "sdpa")  # a third faster than the engine's; the saved model loads with it, too
-    model = StepValueModel(backbone, value_head(params))
+    model = StepValueModel(backbone, value_head(params), params.value_model.hidden)
     model.to(context.params.resources.device)
     return model
 
@@ -111,7 +111,7 @@ def fit_value_model(
             "mean_value": baseline,
             "rollouts": len(played),
         },
-        "l2": fitted.l2,
+        **({"epochs": fitted.epochs} if params.value_model.hidden else {"l2": fitted.l2}),
         "steps": fitted.steps,
         "tokens": fitted.tokens,
         "loss_first": fitted.history[0],

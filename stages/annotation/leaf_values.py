@@ -60,7 +60,7 @@ class HeadEvaluator:
     @torch.inference_mode()
     def _block(self, states: Sequence[np.ndarray]) -> list[float]:
         padded = np.stack([*states, *[states[0]] * (BLOCK - len(states))])
-        logits = self.model.output(torch.from_numpy(padded).to(self.model.output.weight.device))
+        logits = self.model.output(torch.from_numpy(padded).to(next(self.model.output.parameters()).device))
         return self.model.head.decode(logits.float()).tolist()[: len(states)]
 
 
@@ -70,7 +70,7 @@ def leaf_model(policy_model: Any, params: Annotate, weights: Mapping[str, Any] |
     if params.evaluation.backbone == "own":
         backbone = copy.deepcopy(backbone).float()
         use_attention(backbone, "sdpa")
-    model = StepValueModel(backbone, value_head(params))
+    model = StepValueModel(backbone, value_head(params), params.value_model.hidden)
     model.output.to(policy_model.device)
     if weights is not None:
         _fitted_part(model, params).load_state_dict(dict(weights))

@@ -41,7 +41,9 @@ class FitReport:
     clamped: float = 0.0
     """Fraction of targets outside the head's support."""
     l2: float | None = None
-    """Weight of the squared weights, of a head alone (stages/values/head_fitting.py)."""
+    """Weight of the squared weights, of a linear head alone (stages/values/head_fitting.py)."""
+    epochs: int | None = None
+    """Of a head with a hidden layer (stages/values/hidden_head.py)."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ predictions are closest to the targets of other tasks, by cross-validation over 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -53,11 +53,26 @@ class Linear:
         return x @ self.weight + self.bias
 
 
+def standardised(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """States [N, D] scaled to mean 0 and variance 1, their means and what they were multiplied by."""
+    mean = x.mean(0)
+    scale = 1 / x.std(0, correction=0).clamp(min=1e-6)
+    return (x - mean) * scale, mean, scale
+
+
+def folds_of(states: States, seed: int) -> Iterator[tuple[States, States]]:
+    """The rows inside and outside of each of FOLDS folds over tasks; none with fewer than two tasks."""
+    tasks = permutation(sorted(set(states.tasks)), seed, "value_folds")
+    folds = min(FOLDS, len(tasks)) if len(tasks) > 1 else 0
+    fold_of = {task: place % folds for place, task in enumerate(tasks)} if folds else {}
+    fold = torch.tensor([fold_of.get(task, 0) for task in states.tasks], device=states.x.device)
+    for number in range(folds):
+        yield states.rows(fold != number), states.rows(fold == number)
+
+
 def solve(head: ValueHead, states: States, start: Tensor, l2: float) -> Linear:
     """The minimum, from zero weights and the bias `start` [outputs] on."""
-    mean = states.x.mean(0)
-    scale = 1 / states.x.std(0, correction=0).clamp(min=1e-6)
-    x, shares = (states.x - mean) * scale, states.weights / states.weights.sum()
+    (x, mean, scale), shares = standardised(states.x), states.weights / states.weights.sum()
     weight = torch.zeros(x.shape[1], len(start), device=x.device, requires_grad=True)
     bias = start.clone().requires_grad_(True)
     solver = torch.optim.LBFGS([weight, bias], max_iter=ITERATIONS, line_search_fn="strong_wolfe")
@@ -81,15 +96,8 @@ def solve(head: ValueHead, states: States, start: Tensor, l2: float) -> Linear:
 def choose_l2(head: ValueHead, states: States, start: Tensor, seed: int) -> float:
     """Of L2, the value whose predictions have the smallest weighted squared error on the tasks that a fold leaves out; with fewer
     than two tasks, the largest."""
-    tasks = permutation(sorted(set(states.tasks)), seed, "value_folds")
-    if len(tasks) < 2:
-        return max(L2)
-    folds = min(FOLDS, len(tasks))
-    fold_of = {task: place % folds for place, task in enumerate(tasks)}
-    fold = torch.tensor([fold_of[task] for task in states.tasks], device=states.x.device)
     errors = dict.fromkeys(L2, 0.0)
-    for number in range(folds):
-        inside, outside = states.rows(fold != number), states.rows(fold == number)
+    for inside, outside in folds_of(states, seed):
         for l2 in L2:
             predicted = head.decode(solve(head, inside, start, l2)(outside.x))
             errors[l2] += float((outside.weights * (predicted - outside.targets).square()).sum())

@@ -199,15 +199,21 @@ class ValueModel(Fitting):
     trains: Literal["head", "all"] = "head"
     """head: the backbone keeps the SFT policy's weights, and the head is solved for (stages/values/head_fitting.py), which costs
     one forward pass and with few tasks predicts others better; all: AdamW trains both."""
+    hidden: Annotated[int, Field(ge=0, le=4096)] = 0
+    """trains head: units of a layer between the states and the head, such as 256, fitted by steps for as many epochs as predict
+    other tasks best (stages/values/hidden_head.py); 0: a linear head, which is solved for."""
     l2: Positive | None = None
-    """trains head: weight of the squared weights of the head; null: chosen by cross-validation over tasks."""
+    """trains head, without a hidden layer: weight of the squared weights of the head; null: chosen by cross-validation over
+    tasks."""
     rollouts: bool = True
     """Learn from the episodes of rollout, too, whose returns sample the same values; with labels.q rollout."""
 
     @model_validator(mode="after")
     def _counts(self) -> ValueModel:
         whole = dict.fromkeys(Fitting.model_fields, (self.trains == "all", "trains: all"))
-        refuse_idle(self, "value_model.", whole | {"l2": (self.trains == "head", "trains: head")})
+        of_head = {"hidden": (self.trains == "head", "trains: head")}
+        linear = {"l2": (self.trains == "head" and not self.hidden, "trains: head and hidden: 0")}
+        refuse_idle(self, "value_model.", whole | of_head | linear)
         return self
 
 

@@ -24,6 +24,7 @@ from stages.values.contract import ValueHead
 from stages.values.fitting import FitReport, token_batches
 from stages.values.head_fitting import States, fit_head
 from stages.values.heads import make_head
+from stages.values.hidden_head import fit_hidden, make_hidden
 from stages.values.settings import HeadParams, ValueModel
 
 
@@ -59,15 +60,20 @@ class _Batch:
 
 
 class StepValueModel(nn.Module):
-    """`backbone`: a Hugging Face base model; `params`: its head."""
+    """`backbone`: a Hugging Face base model; `params`: its head; `hidden`: units of a layer before it, 0 for none."""
 
-    def __init__(self, backbone: Any, params: HeadParams) -> None:
+    def __init__(self, backbone: Any, params: HeadParams, hidden: int = 0) -> None:
         super().__init__()
         self.backbone, self.params = backbone, params
         self.head: ValueHead = make_head(params)
-        self.output = nn.Linear(backbone.config.hidden_size, self.head.outputs)
-        nn.init.zeros_(self.output.weight)
-        nn.init.zeros_(self.output.bias)
+        width = backbone.config.hidden_size
+        self.output: nn.Linear | nn.Sequential
+        if hidden:
+            self.output = make_hidden(width, hidden, self.head.outputs)
+        else:
+            self.output = nn.Linear(width, self.head.outputs)
+            nn.init.zeros_(self.output.weight)
+            nn.init.zeros_(self.output.bias)
 
     @torch.no_grad()
     def start_at(self, shares: Tensor, weights: Tensor) -> None:
@@ -75,7 +81,8 @@ class StepValueModel(nn.Module):
         zero, so the bias is set to the weighted mean of the encoded targets."""
         encoded = self.head.encode(shares)
         mean = (encoded.reshape(len(shares), -1) * weights[:, None]).sum(0) / weights.sum()
-        self.output.bias.copy_(mean if self.head.outputs == 1 else mean.clamp(min=1e-6).log())
+        last: Any = self.output[-1] if isinstance(self.output, nn.Sequential) else self.output
+        last.bias.copy_(mean if self.head.outputs == 1 else mean.clamp(min=1e-6).log())
 
     def hidden(self, token_ids: Tensor, boundaries: Tensor) -> Tensor:
         """Hidden states [B, U, D] in float32 at `boundaries`; -1 reads position 0 and must be masked by the caller. Attention is
@@ -123,8 +130,9 @@ class StepValueModel(nn.Module):
                 raise FileNotFoundError(f"{folder / name} is missing: incomplete step-value model; run the annotate stage again")
         params = HeadParams.model_validate_json((folder / "head.json").read_text(encoding="utf-8"))
         backbone = AutoModel.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
-        model = cls(backbone, params)
-        model.output.load_state_dict(load_file(folder / "head.safetensors"))
+        tensors = load_file(folder / "head.safetensors")
+        model = cls(backbone, params, len(tensors.get("0.bias", ())))
+        model.output.load_state_dict(tensors)
         return model.to(device).eval()
 
 
@@ -202,7 +210,11 @@ def fit(
     model.start_at(torch.tensor(shares, device=device), torch.tensor(counts, device=device))
     if params.trains == "head":
         model.eval()
-        report = fit_head(model.output, model.head, read(model, paths, micro_tokens), params.l2, seed)
+        states = read(model, paths, micro_tokens)
+        if isinstance(model.output, nn.Sequential):
+            report = fit_hidden(model.output, model.head, states, seed)
+        else:
+            report = fit_head(model.output, model.head, states, params.l2, seed)
         report.tokens = sum(len(path.token_ids) for path in paths)
         if on_step:
             on_step(0, report.tokens, report.history[-1])

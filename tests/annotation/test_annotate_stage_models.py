@@ -149,14 +149,21 @@ def play_episodes(context: StageContext) -> None:
     write_episodes(context.data / "rollouts/toy/episodes.parquet", episodes)
 
 
-@pytest.mark.parametrize("backbone", slow_except(["policy", "own"], "policy"))
-def test_stage_with_value_model_resumes_with_same_bytes(context: StageContext, monkeypatch: pytest.MonkeyPatch, backbone: str):
+VALUE_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "linear": ("policy", {}),
+    "hidden": ("policy", {"hidden": 8}),
+    "whole": ("own", {"trains": "all"}),
+}
+
+
+@pytest.mark.parametrize("name", slow_except(list(VALUE_MODELS), "linear", "hidden"))
+def test_stage_with_value_model_resumes_with_same_bytes(context: StageContext, monkeypatch: pytest.MonkeyPatch, name: str):
     """Contract: with a value model, fitted on rollout's episodes, the stage grows trees without rollouts; resumed after a kill it
     writes the same bytes, and the policy's weights do not change."""
+    backbone, fitted = VALUE_MODELS[name]
     evaluation = {"kind": "value_model", "backbone": backbone}
     more = {"expansion": {"kind": "eager"}, "evaluation": evaluation, "labels": {"q": "tree", "min_visits": 1}, "backup": "max"}
-    fitted = {"value_model": {"trains": "all"} if backbone == "own" else {}}
-    params = parse_params({**VALUES, "annotate": {**VALUES["annotate"], **more, **fitted}})
+    params = parse_params({**VALUES, "annotate": {**VALUES["annotate"], **more, "value_model": fitted}})
     context = replace(context, params=params)
     play_episodes(context)
     weights = hashlib.sha256((context.data / "models/sft/model.safetensors").read_bytes()).hexdigest()

@@ -135,6 +135,11 @@ class Critic(Part):
             return
         annotate = section("annotate")
         yield from not_a_return(annotate, "critic.init: value_model", "init to policy")
+        if annotate.value_model.hidden:
+            yield (
+                f"rl.critic.init: value_model starts from a linear head, and annotate.value_model.hidden is "
+                f"{annotate.value_model.hidden}: set it to 0, or init to policy"
+            )
         if self.head != annotate.fitted_head:
             yield (
                 f"rl.critic.init: value_model starts from the model that annotate fits with head "

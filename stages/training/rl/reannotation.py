@@ -85,7 +85,7 @@ class Reannotation:
     def _replace(self, weights: Mapping[str, Any]) -> None:
         backbone = copy.deepcopy(self.models.player.base_model).float()
         use_attention(backbone, "sdpa")
-        model = StepValueModel(backbone, value_head(self.params))
+        model = StepValueModel(backbone, value_head(self.params), self.params.value_model.hidden)
         model.load_state_dict(weights)
         self.models.step_values = model.to(self.models.processes.device).eval()
         self.refitted = True

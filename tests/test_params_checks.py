@@ -99,7 +99,10 @@ def test_invalid_value_is_rejected_with_its_range(changes: dict, parts: list[str
         ({"merge": {"weights": {"chess": 1.0}}}, "chess"),
         ({"evaluate": {"models": ["sft+r"]}}, "each also with +q, +value, +logprob"),
         ({"evaluate": {"models": ["sft+value"]}}, "rl.algorithm is grpo: set it to b_coder"),
-        ({"rl": {"algorithm": "stored_pg"}, "evaluate": {"models": ["rl@search+value"]}}, "rl.algorithm is stored_pg"),
+        (
+            {"rollout": {"tasks": 96}, "rl": {"algorithm": "stored_pg"}, "evaluate": {"models": ["rl@search+value"]}},
+            "rl.algorithm is stored_pg",
+        ),
         ({"evaluate": {"models": ["sft+q"]}}, "annotate.q_model.kind is none: set it to step_dpo"),
         ({"evaluate": {"models": ["sft+logprob"], "sampling": {"temperature": 0.0}}}, "draws the same one each time"),
         ({"evaluate": {"models": ["sft+logprob"], "sampling": {"top_k": 1}}}, "draws the same one each time"),

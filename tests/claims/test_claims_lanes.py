@@ -67,7 +67,7 @@ def test_annotate_lane_evaluates_sft_and_seeds_all_stages() -> None:
 
 def test_offline_methods_have_steps_instead_of_a_budget() -> None:
     """Contract: no budget ends these runs, and an arm may take fewer steps than the others."""
-    values = {**SPEC, "budget": None, "shared": {"rl": {"algorithm": "stored_pg", "steps": 40}}}
+    values = {**SPEC, "budget": None, "shared": {"rollout": {"tasks": 96}, "rl": {"algorithm": "stored_pg", "steps": 40}}}
     one = Experiment.model_validate({**values, "arms": {"rloo": {"rl": {"algorithm": "b_coder"}}, "grpo": {"rl": {"steps": 9}}}})
     sections = [run_values(one, arm, 0, PARAMS)["rl"] for arm in ("rloo", "grpo")]
     assert [rl["steps"] for rl in sections] == [40, 9]

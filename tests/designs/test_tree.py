@@ -197,7 +197,7 @@ def test_choice_by_value_is_available_with_b_coder() -> None:
     params = parse_search(
         {
             "domains": ["search"],
-            "per_domain": {"search": {"rl": {"algorithm": "b_coder"}}},
+            "per_domain": {"search": {"rollout": {"tasks": 96}, "rl": {"algorithm": "b_coder"}}},
             "design": {"space": {**SCORING, "choose": ["value"]}},
         }
     )

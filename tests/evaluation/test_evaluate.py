@@ -90,7 +90,8 @@ def test_best_of_n_plays_only_panels_with_a_scorer(context: StageContext, monkey
     made = context.data / "models" / left[0] / left[1]
     made.parent.mkdir(parents=True)
     made.write_text(json.dumps({"params": {"kind": "step_dpo"}}))
-    learns = {"q": {"annotate": {"tasks": 48, "q_model": {"kind": "step_dpo"}}}, "value": {"rl": {"algorithm": "b_coder"}}}[by]
+    offline = {"rollout": {"tasks": 96}, "rl": {"algorithm": "b_coder"}}
+    learns = {"q": {"annotate": {"tasks": 48, "q_model": {"kind": "step_dpo"}}}, "value": offline}[by]
     values = {
         **PARAMS,
         "domains": ["search", "calculator"],

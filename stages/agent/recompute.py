@@ -1,12 +1,14 @@
 """Gradient checkpointing: layers store only their inputs and are recomputed in the backward pass, to save memory.
 
 Transformers' own switch works in training mode only, and models here stay in evaluation mode, without dropout. So layers are
-wrapped, with the same flag set. Passes without gradients are unaffected.
+wrapped, with the same flag set. Code that calls a layer's parts itself runs them by `recomputed`. Passes without gradients are
+unaffected.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -25,7 +27,7 @@ def recompute_layers(model: Any) -> None:
         )
     for layer in layers:
         # A partial of a bound method, not a closure: copies of the model then run their own layers.
-        layer.forward = partial(_forward, layer.forward)
+        layer.forward = partial(_layer, layer.forward, model.config)
         layer.gradient_checkpointing = True
 
 
@@ -34,7 +36,30 @@ def recomputes(model: Any) -> bool:
     return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
 
 
-def _forward(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def recomputed(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """`run` on the arguments; if gradients are on, it keeps only these, and runs again in the backward pass."""
     if not torch.is_grad_enabled():
-        return forward(*args, **kwargs)
-    return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+        return run(*args, **kwargs)
+    return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+
+@contextmanager
+def attending(config: Any, implementation: str) -> Iterator[None]:
+    """Within it, the model of `config` attends by one of transformers' implementations."""
+    before = config._attn_implementation
+    config._attn_implementation = implementation
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+def _layer(forward: Callable[..., Any], config: Any, *args: Any, **kwargs: Any) -> Any:
+    """A layer's `recomputed` forward pass, which attends the second time as the first."""
+    implementation = config._attn_implementation
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with attending(config, implementation):
+            return forward(*args, **kwargs)
+
+    return recomputed(run, *args, **kwargs)

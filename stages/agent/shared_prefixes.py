@@ -23,12 +23,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
 from stages.agent.logprobs import States, predicting_states
-from stages.agent.recompute import recomputes
+from stages.agent.prefix_attention import Part, attend
+from stages.agent.recompute import attending, recomputed, recomputes
 from stages.engine.architectures import LAYER_TYPES, windows
 from stages.engine.decoder import FAMILIES, LEAN, hooked, rms_norm
 from stages.engine.products import filled
@@ -44,25 +44,8 @@ UNKNOWN = ("softcap", "s_aux", "position_bias")
 """What some models pass to their attention that changes it, and that is not known here."""
 CONFIRMED = 24
 """Tokens of the rows that confirm that a model shares."""
-PRODUCTS = 1 << 25
-"""Most attention weights of a part that `by_products` computes on a CPU. It keeps them for the backward pass, 6 bytes each."""
 READ = 4
 """Upper bound of attention's padded tokens in a micro-batch, as a multiple of the tokens that layers compute."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """n rows with at most Q own tokens and K tokens in all."""
-
-    start: int
-    stop: int
-    """The range of the rows' own tokens among all [U]."""
-    place: Tensor
-    """[stop - start] index of each own token in the flattened [n, Q]."""
-    nodes: Tensor
-    """[n, K] index of each of the rows' tokens among the U; 0 past the end."""
-    visible: Tensor | None
-    """[n, 1, Q, K] bool: attention mask. None: all tokens are the rows' own, with a causal mask."""
 
 
 @dataclass(frozen=True)
@@ -242,56 +225,6 @@ def _attention(
     return attend(queries, keys, values, shared_layout.within(sliding_window), scaling)[None], None
 
 
-def attend(queries: Tensor, keys: Tensor, values: Tensor, parts: Sequence[Part], scaling: float | None) -> Tensor:
-    """Attention output [q, heads, head_dim] of the parts' queries, and 0 of further ones, on keys and values
-    [U, kv_heads, head_dim]."""
-    heads, head_dim, kv_heads = queries.shape[1], queries.shape[2], keys.shape[1]
-    outputs = []
-    for part in parts:
-        rows, longest = part.nodes.shape
-        width = longest if part.visible is None else part.visible.shape[2]
-        padded = queries.new_zeros(rows * width, heads, head_dim).index_copy(0, part.place, queries[part.start : part.stop])
-        keys_values = [
-            states.index_select(0, part.nodes.flatten()).view(rows, longest, kv_heads, head_dim).transpose(1, 2)
-            for states in (keys, values)
-        ]
-        blocks = padded.view(rows, width, heads, head_dim).transpose(1, 2)
-        if _in_products(values, part.visible, heads // kv_heads, rows * heads * width * longest):
-            q, k, v = (states.to(values.dtype) for states in (blocks, *keys_values))  # under autocast some are in float32
-            output = by_products(q, k, v, part.visible, head_dim**-0.5 if scaling is None else scaling)
-        else:
-            output = functional.scaled_dot_product_attention(
-                *(blocks, *keys_values),
-                attn_mask=part.visible,
-                is_causal=part.visible is None,
-                scale=scaling,
-                enable_gqa=heads != kv_heads,
-            )
-        outputs.append(output.transpose(1, 2).reshape(rows * width, heads, head_dim).index_select(0, part.place))
-    return torch.cat([*outputs, queries.new_zeros(len(queries) - parts[-1].stop, heads, head_dim)])
-
-
-def _in_products(values: Tensor, visible: Tensor | None, shared: int, weights: int) -> bool:
-    """Whether `by_products` computes a part of so many attention weights, `shared` query heads reading one key head. On a GPU,
-    PyTorch's fused kernels take no mask with shared heads, and its other kernel computes in float32."""
-    if values.device.type != "cpu":
-        return visible is not None and shared > 1
-    return values.dtype == torch.bfloat16 and weights <= PRODUCTS
-
-
-def by_products(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor | None, scaling: float) -> Tensor:
-    """Attention output [n, heads, Q, head_dim] by two matrix products: queries of that shape, keys and values
-    [n, kv_heads, K, head_dim], visible [n or 1, 1, Q, K] bool, None: causal. On a CPU, PyTorch's fused kernel takes twice as long
-    in bfloat16; but it keeps no attention weights for the backward pass."""
-    (rows, heads, width, head_dim), kv_heads, longest = queries.shape, keys.shape[1], keys.shape[2]
-    if visible is None:
-        visible = torch.ones(width, longest, dtype=torch.bool, device=queries.device).tril()
-    grouped = queries.reshape(rows, kv_heads, -1, head_dim)
-    scores = (grouped @ keys.transpose(-1, -2)).view(rows, heads, width, longest).float() * scaling
-    weights = scores.masked_fill(~visible, -torch.inf).softmax(-1).to(values.dtype)
-    return (weights.view(rows, kv_heads, -1, longest) @ values).view(rows, heads, width, head_dim)
-
-
 def _no_mask(*_: Any, **__: Any) -> None:
     return None
 
@@ -301,12 +234,12 @@ AttentionMaskInterface.register(ATTENTION, _no_mask)
 
 
 def can_share(model: Any) -> bool:
-    """Whether the model attends through transformers' attention interface, not compressed (latent), without gradient
-    checkpointing, to earlier tokens only, and in full or, if it is one of WINDOWED, in a sliding window."""
+    """Whether the model attends through transformers' attention interface, not compressed (latent), to earlier tokens only, and
+    in full or, if it is one of WINDOWED, in a sliding window."""
     config = model.config
     if not getattr(model, "_supports_attention_backend", True) or getattr(config, "kv_lora_rank", None):
         return False
-    if getattr(config, "use_bidirectional_attention", None) or recomputes(model):
+    if getattr(config, "use_bidirectional_attention", None):
         return False
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     full = kinds == {"full_attention"} and not getattr(config, "sliding_window", None)
@@ -354,15 +287,10 @@ def fastest_states(model: Any) -> States:
 
 def _through_model(model: Any, layout: Layout) -> Tensor:
     """Hidden states [U, D] by the model's own forward pass."""
-    config = model.config
-    implementation = config._attn_implementation
-    config._attn_implementation = ATTENTION
-    try:
+    with attending(model.config, ATTENTION):
         output = model.base_model(
             input_ids=layout.ids[None], position_ids=layout.positions[None], use_cache=False, shared_layout=layout
         )
-    finally:
-        config._attn_implementation = implementation
     return output.last_hidden_state[0]
 
 
@@ -374,24 +302,29 @@ def _through_layers(decoder: Any, layout: Layout) -> Tensor:
     cos, sin = (part[0, :, None] for part in decoder.rotary_emb(hidden[None], positions[None]))
     window = windows(decoder.config)
     for index, layer in enumerate(decoder.layers):
-        attention, normed = layer.self_attn, rms_norm(hidden, layer.input_layernorm)
         last = index == len(decoder.layers) - 1
-        keys, values = (
-            project(normed).unflatten(-1, (-1, attention.head_dim)) for project in (attention.k_proj, attention.v_proj)
-        )
-        rotation = cos, sin
-        if last:
-            hidden, normed = hidden.index_select(0, wanted), normed.index_select(0, wanted)
-            rotation = cos.index_select(0, wanted), sin.index_select(0, wanted)
-        queries = attention.q_proj(normed).unflatten(-1, (-1, attention.head_dim))
-        if hasattr(attention, "q_norm"):
-            queries, keys = attention.q_norm(queries), attention.k_norm(keys)
-        queries, keys = _rotate(queries, *rotation), _rotate(keys, cos, sin)
         parts = layout.last_within(window[index]) if last else layout.within(window[index])
-        attended = attend(queries, keys, values, parts, attention.scaling)
-        hidden = hidden + attention.o_proj(attended.flatten(1))
-        hidden = hidden + layer.mlp(rms_norm(hidden, layer.post_attention_layernorm))
+        arguments = layer, hidden, (cos, sin), parts, wanted if last else None
+        hidden = recomputed(_layer, *arguments) if recomputes(layer) else _layer(*arguments)
     return rms_norm(hidden, decoder.norm)
+
+
+def _layer(layer: Any, hidden: Tensor, rotation: tuple[Tensor, Tensor], parts: Sequence[Part], wanted: Tensor | None) -> Tensor:
+    """The layer's output [m, D] for the tokens `wanted` [m] (None: all) among those with hidden states [U, D]."""
+    attention, normed = layer.self_attn, rms_norm(hidden, layer.input_layernorm)
+    keys, values = (project(normed).unflatten(-1, (-1, attention.head_dim)) for project in (attention.k_proj, attention.v_proj))
+    rotation_of_queries = rotation
+    if wanted is not None:
+        hidden, normed = hidden.index_select(0, wanted), normed.index_select(0, wanted)
+        cos, sin = rotation
+        rotation_of_queries = cos.index_select(0, wanted), sin.index_select(0, wanted)
+    queries = attention.q_proj(normed).unflatten(-1, (-1, attention.head_dim))
+    if hasattr(attention, "q_norm"):
+        queries, keys = attention.q_norm(queries), attention.k_norm(keys)
+    queries, keys = _rotate(queries, *rotation_of_queries), _rotate(keys, *rotation)
+    attended = attend(queries, keys, values, parts, attention.scaling)
+    hidden = hidden + attention.o_proj(attended.flatten(1))
+    return hidden + layer.mlp(rms_norm(hidden, layer.post_attention_layernorm))
 
 
 def _rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

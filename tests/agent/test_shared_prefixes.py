@@ -16,8 +16,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from stages.agent.logprobs import predicting_states, token_logprobs
 from stages.agent.policy import load_policy
+from stages.agent.prefix_attention import by_products
+from stages.agent.recompute import recompute_layers
 from stages.agent.shared_prefixes import (
-    by_products,
     can_share,
     fastest_states,
     in_order,
@@ -129,6 +130,29 @@ def test_states_are_those_of_the_dense_pass(model, families, monkeypatch):
         torch.testing.assert_close(found, expected, atol=5e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("families", [FAMILIES, ()], ids=["layers", "model"])
+def test_recomputed_layers_give_the_same_gradient_and_keep_less(model, families, monkeypatch):
+    monkeypatch.setattr("stages.agent.shared_prefixes.FAMILIES", families)
+    batch = make_batch(model.config.vocab_size)
+    micro = take(batch, range(batch.size), DEVICE)
+    gradients, kept = [], []
+    for recompute in (False, True):
+        twin = copy.deepcopy(model)
+        if recompute:
+            recompute_layers(twin)
+        assert shares(twin)
+        sizes: dict[int, int] = {}
+        pack = lambda tensor, sizes=sizes: sizes.setdefault(tensor.data_ptr(), tensor.numel()) and tensor  # noqa: E731
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            logprobs = token_logprobs(twin, micro.token_ids, micro.mask, states=sharing_states)
+        logprobs.sum().backward()
+        gradients.append(torch.cat([parameter.grad.flatten() for parameter in twin.parameters()]))
+        kept.append(sum(sizes.values()))
+    assert float(gradients[0].norm()) > 1e-3
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-5, atol=1e-6)
+    assert kept[1] < 0.7 * kept[0]
+
+
 WINDOWED = ["mistral", "qwen2", "qwen3", "smollm3", "gemma3"]
 
 
@@ -137,7 +161,7 @@ def test_windows_give_states_and_gradients_of_the_dense_pass(name: str, products
     """Contract: for every model of the decoder, prompts of 30 and 45 tokens being longer than its windows of 24; also by
     products, as on a GPU."""
     if products:
-        monkeypatch.setattr("stages.agent.shared_prefixes._in_products", lambda *_: True)
+        monkeypatch.setattr("stages.agent.prefix_attention._in_products", lambda *_: True)
     model = make(name).to(DEVICE)
     assert can_share(model)
     found = {}
@@ -259,7 +283,7 @@ def test_states_in_bfloat16_are_those_of_the_dense_pass(name: str, weights: torc
         called.append(queries.dtype)
         return by_products(queries, *others)
 
-    monkeypatch.setattr("stages.agent.shared_prefixes.by_products", products)
+    monkeypatch.setattr("stages.agent.prefix_attention.by_products", products)
     model = make(name).to(DEVICE)
     micro = take(with_equal_turns(make_batch(model.config.vocab_size)), range(9), DEVICE)
     with torch.no_grad():
@@ -274,9 +298,8 @@ def test_states_in_bfloat16_are_those_of_the_dense_pass(name: str, weights: torc
 
 
 def test_prefixes_are_shared_only_with_attention_known_here():
-    def fake(recomputed=False, **config):
-        layers = [SimpleNamespace(gradient_checkpointing=recomputed)]
-        return SimpleNamespace(config=SimpleNamespace(**config), modules=lambda: layers)
+    def fake(**config):
+        return SimpleNamespace(config=SimpleNamespace(**config))
 
     assert can_share(fake())
     assert can_share(fake(layer_types=["full_attention"] * 2))
@@ -285,7 +308,6 @@ def test_prefixes_are_shared_only_with_attention_known_here():
     assert not can_share(fake(sliding_window=128, model_type="llama")), "which ignores it"
     assert can_share(fake(sliding_window=128, model_type="mistral"))
     assert not can_share(fake(sliding_window=128, model_type="gemma3_text", use_bidirectional_attention=True))
-    assert not can_share(fake(recomputed=True))
     assert not can_share(fake(kv_lora_rank=16))
     own_attention = fake()
     own_attention._supports_attention_backend = False

@@ -7,7 +7,7 @@ if loss or gradients differ. TRL's micro-batch is chosen by trial; ours is the d
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -114,19 +114,17 @@ class Ours:
         own = models.logprobs(models.reference, batch, list(range(batch.size)), 1.0)
         self.batch = algorithm.prepare(models.annotate(batch.with_(logprobs_old=own), algorithm))
         self.shifted = self.batch.with_(logprobs_old=(own - SHIFT * self.batch.advantages.sign()) * batch.mask)
-        self.maker = PolicyUpdates(models, algorithm, Ledger())
+        self.compared = PolicyUpdates(models, algorithm, Ledger())  # compares with the behaviour log-probabilities of `shifted`
+        self.maker = PolicyUpdates(models, algorithm, Ledger(), first=True)  # as rl does
         self.model, self.method, self.tokens_per_batch = model, method, tokens
         optimiser = make_optimiser(model, LEARNING_RATE, 0.0, betas=(0.9, 0.999))
         self.learner = Learner(model, optimiser, constant, 1.0, processes)
-
-    def updates(self, batch: Any) -> Iterator[Any]:
-        return self.maker.updates(batch, 0, ("benchmarks",))
 
     def gradient(self) -> tuple[float, dict[str, Any]]:
         """Loss on the shifted batch, and gradients by parameter name; the weights stay as they are."""
         learner, clipping, sums = self.learner, self.learner.max_grad_norm, {}
         learner.max_grad_norm, learner.schedule = math.inf, lambda update: 0.0
-        for update in self.updates(self.shifted):
+        for update in self.compared.updates(self.shifted, 0, ("benchmarks",)):
             sums = learner.update(update.micro_batches, update.loss, update.on_tokens_trained)
         learner.max_grad_norm, learner.schedule = clipping, constant
         learner.optimiser.state.clear()
@@ -134,7 +132,8 @@ class Ours:
 
     def run(self) -> float:
         """One step; returns this process's share of it."""
-        for update in self.updates(self.maker.rescored(self.batch, 0, ("benchmarks",))):
+        batch = self.maker.rescored(self.batch, 0, ("benchmarks",))
+        for update in self.maker.updates(batch, 0, ("benchmarks",)):
             self.learner.update(update.micro_batches, update.loss, update.on_tokens_trained)
         return 1 / self.learner.processes.count
 

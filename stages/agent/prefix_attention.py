@@ -1,16 +1,26 @@
-"""Attention of rows that share prefixes (`stages.agent.shared_prefixes`): own queries read keys that any row computed."""
+"""Attention of rows that share prefixes (`stages.agent.shared_prefixes`): own queries read keys that any row computed.
+
+On a CPU, autograd's own gathers and a fused kernel, or in bfloat16 two matrix products. On a GPU, a fused kernel with heads
+repeated, since with shared heads it takes no mask; and gathers whose gradients are sums of tables of places, since adding them
+in a fixed order otherwise takes a sort in every layer.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 PRODUCTS = 1 << 25
 """Most attention weights of a part that `by_products` computes on a CPU. It keeps them for the backward pass, 6 bytes each."""
+Readers = tuple[tuple[Tensor, Tensor], ...]
+"""(tokens [u], places [u, r]): that r places read each of these tokens, and which."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +36,30 @@ class Part:
     """[n, K] index of each of the rows' tokens among the U; 0 past the end."""
     visible: Tensor | None
     """[n, 1, Q, K] bool: attention mask. None: all tokens are the rows' own, with a causal mask."""
+    readers: Readers = field(default=())
+    """Of the flattened `nodes`, all but those past the end: for a GPU."""
+
+
+def readers(nodes: np.ndarray, lengths: Sequence[int], device: torch.device) -> Readers:
+    """`Part.readers` of nodes [n, K], of which the first `lengths` [n] of each row are tokens."""
+    places = np.flatnonzero(np.arange(nodes.shape[1]) < np.array(lengths)[:, None])
+    places = places[np.argsort(nodes.flat[places], kind="stable")]
+    tokens, starts, counts = np.unique(nodes.flat[places], return_index=True, return_counts=True)
+    found = []
+    for count in np.unique(counts).tolist():
+        chosen = counts == count
+        table = places[starts[chosen][:, None] + np.arange(count)]
+        found.append((torch.from_numpy(tokens[chosen]).to(device), torch.from_numpy(table).to(device)))
+    return tuple(found)
 
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor, parts: Sequence[Part], scaling: float | None) -> Tensor:
     """Attention output [q, heads, head_dim] of the parts' queries, and 0 of further ones, on keys and values
     [U, kv_heads, head_dim]."""
     heads, head_dim, kv_heads = queries.shape[1], queries.shape[2], keys.shape[1]
+    if any(part.readers for part in parts):
+        outputs = _repeating(queries.to(values.dtype), torch.cat([keys.to(values.dtype), values], -1), parts, scaling)
+        return torch.cat([*outputs, outputs[-1].new_zeros(len(queries) - parts[-1].stop, heads, head_dim)])
     outputs = []
     for part in parts:
         rows, longest = part.nodes.shape
@@ -42,7 +70,7 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, parts: Sequence[Part],
             for states in (keys, values)
         ]
         blocks = padded.view(rows, width, heads, head_dim).transpose(1, 2)
-        if _in_products(values, part.visible, heads // kv_heads, rows * heads * width * longest):
+        if _in_products(values, rows * heads * width * longest):
             q, k, v = (states.to(values.dtype) for states in (blocks, *keys_values))  # under autocast some are in float32
             output = by_products(q, k, v, part.visible, head_dim**-0.5 if scaling is None else scaling)
         else:
@@ -57,11 +85,8 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, parts: Sequence[Part],
     return torch.cat([*outputs, queries.new_zeros(len(queries) - parts[-1].stop, heads, head_dim)])
 
 
-def _in_products(values: Tensor, visible: Tensor | None, shared: int, weights: int) -> bool:
-    """Whether `by_products` computes a part of so many attention weights, `shared` query heads reading one key head. On a GPU,
-    PyTorch's fused kernels take no mask with shared heads, and its other kernel computes in float32."""
-    if values.device.type != "cpu":
-        return visible is not None and shared > 1
+def _in_products(values: Tensor, weights: int) -> bool:
+    """Whether `by_products` computes a part of so many attention weights."""
     return values.dtype == torch.bfloat16 and weights <= PRODUCTS
 
 
@@ -76,3 +101,62 @@ def by_products(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor |
     scores = (grouped @ keys.transpose(-1, -2)).view(rows, heads, width, longest).float() * scaling
     weights = scores.masked_fill(~visible, -torch.inf).softmax(-1).to(values.dtype)
     return (weights.view(rows, kv_heads, -1, longest) @ values).view(rows, heads, width, head_dim)
+
+
+def _repeating(queries: Tensor, keys_values: Tensor, parts: Sequence[Part], scaling: float | None) -> list[Tensor]:
+    """Attention output [q, heads, head_dim] of each part, each of the key heads repeated for the query heads that read it.
+
+    keys_values: [U, kv_heads, 2 head_dim], of the precision of the queries [q, heads, head_dim].
+    """
+    (_, heads, head_dim), kv_heads = queries.shape, keys_values.shape[1]
+    outputs = []
+    for part in parts:
+        rows, longest = part.nodes.shape
+        width = longest if part.visible is None else part.visible.shape[2]
+        padded = queries.new_zeros(rows * width, heads, head_dim).index_copy(0, part.place, queries[part.start : part.stop])
+        read: Tensor = _Read.apply(keys_values, part.nodes.flatten(), part.readers)
+        read = read.view(rows, longest, kv_heads, 1, 2, head_dim).expand(-1, -1, -1, heads // kv_heads, -1, -1)
+        keys, values = read.permute(4, 0, 2, 3, 1, 5).reshape(2, rows, heads, longest, head_dim)
+        output = functional.scaled_dot_product_attention(
+            *(padded.view(rows, width, heads, head_dim).transpose(1, 2), keys, values),
+            attn_mask=part.visible,
+            is_causal=part.visible is None,
+            scale=scaling,
+        )
+        outputs.append(_Taken.apply(output.transpose(1, 2).reshape(rows * width, heads, head_dim), part.place))
+    return outputs
+
+
+class _Taken(torch.autograd.Function):
+    """`index_select` along the first dimension at places of which none is taken twice."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, places: Tensor) -> Tensor:
+        ctx.save_for_backward(places)
+        ctx.count = len(states)
+        return states.index_select(0, places)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (gradient,), (places,) = gradients, ctx.saved_tensors
+        return gradient.new_zeros(ctx.count, *gradient.shape[1:]).index_copy_(0, places, gradient), None
+
+
+class _Read(torch.autograd.Function):
+    """`index_select` along the first dimension at `nodes`, whose gradient at other places than those of `readers` is 0."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, nodes: Tensor, readers: Readers) -> Tensor:
+        ctx.readers, ctx.count = readers, len(states)
+        return states.index_select(0, nodes)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,) = gradients
+        found = gradient.new_zeros(ctx.count, *gradient.shape[1:])
+        for tokens, places in ctx.readers:
+            sums = gradient.index_select(0, places.flatten()).unflatten(0, places.shape).sum(1)
+            found.index_copy_(0, tokens, sums)
+        return found, None, None

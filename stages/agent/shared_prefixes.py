@@ -27,7 +27,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
 from stages.agent.logprobs import States, predicting_states
-from stages.agent.prefix_attention import Part, attend
+from stages.agent.prefix_attention import Part, Readers, attend, readers
 from stages.agent.recompute import attending, recomputed, recomputes
 from stages.engine.architectures import LAYER_TYPES, windows
 from stages.engine.decoder import FAMILIES, LEAN, hooked, rms_norm
@@ -44,6 +44,8 @@ UNKNOWN = ("softcap", "s_aux", "position_bias")
 """What some models pass to their attention that changes it, and that is not known here."""
 CONFIRMED = 24
 """Tokens of the rows that confirm that a model shares."""
+REPEATING = {"cuda"}
+"""Types of device on which attention repeats the heads of keys."""
 READ = 4
 """Upper bound of attention's padded tokens in a micro-batch, as a multiple of the tokens that layers compute."""
 
@@ -167,11 +169,13 @@ def make_layout(token_ids: Tensor, mask: Tensor) -> Layout:
         while end < len(order) and own[order[end]] * SPREAD >= own[lead] and (shared[order[end]] > 0) == (shared[lead] > 0):
             end += 1
         rows = order[begin:end]
-        read = torch.from_numpy(nodes[np.array(rows), : max(len(fed[row]) for row in rows)]).to(device)
+        lengths = [len(fed[row]) for row in rows]
+        read = nodes[np.array(rows), : max(lengths)]
+        reading = torch.from_numpy(read).to(device), readers(read, lengths, device) if device.type in REPEATING else ()
         places = [np.arange(shared[row], len(fed[row])) for row in rows]
-        parts.append(_part(places, starts[lead], read, causal=shared[lead] == 0))
+        parts.append(_part(places, starts[lead], *reading, causal=shared[lead] == 0))
         wanted = [positions_[is_wanted[nodes[row, positions_]]] for row, positions_ in zip(rows, places, strict=True)]
-        last.append(_part(wanted, queries, read))
+        last.append(_part(wanted, queries, *reading))
         queries = last[-1].stop
         begin = end
 
@@ -189,7 +193,7 @@ def _wanted(mask: Tensor, nodes: np.ndarray, count: int) -> np.ndarray:
     return wanted
 
 
-def _part(places: Sequence[np.ndarray], start: int, nodes: Tensor, causal: bool = False) -> Part:
+def _part(places: Sequence[np.ndarray], start: int, nodes: Tensor, readers: Readers, causal: bool = False) -> Part:
     """A part with queries at `places` (positions, one array per row) and keys at `nodes` [n, K]."""
     number = np.array([len(positions) for positions in places])
     queries = int(number.max())
@@ -201,7 +205,7 @@ def _part(places: Sequence[np.ndarray], start: int, nodes: Tensor, causal: bool 
         positions[place] = np.concatenate(places)
         position = torch.from_numpy(positions).to(nodes.device).view(len(places), queries, 1)
         visible = (torch.arange(nodes.shape[1], device=nodes.device) <= position)[:, None]
-    return Part(start, start + len(place), torch.from_numpy(place).to(nodes.device), nodes, visible)
+    return Part(start, start + len(place), torch.from_numpy(place).to(nodes.device), nodes, visible, readers)
 
 
 def _attention(

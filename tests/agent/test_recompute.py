@@ -48,7 +48,11 @@ def test_loss_and_gradient_are_unchanged(tiny_policy: Path, lora: bool) -> None:
 def test_fewer_activations_are_kept_for_the_backward_pass(tiny_policy: Path) -> None:
     def kept(model) -> int:
         sizes: dict[int, int] = {}
-        pack = lambda tensor: sizes.setdefault(tensor.data_ptr(), tensor.numel()) and tensor  # noqa: E731
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            sizes[tensor.data_ptr()] = tensor.numel()
+            return tensor
+
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             token_logprobs(model, IDS, MASK).mean()
         return sum(sizes.values())

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from stages.agent.logprobs import predicting_states, token_logprobs
 from stages.agent.policy import load_policy
-from stages.agent.prefix_attention import by_products
+from stages.agent.prefix_attention import by_products, readers
 from stages.agent.recompute import recompute_layers
 from stages.agent.shared_prefixes import (
     can_share,
@@ -71,6 +71,17 @@ def with_equal_turns(batch: TrajectoryBatch) -> TrajectoryBatch:
     token_ids[1, 30:31] = token_ids[0, 30:31]
     token_ids[2, 30:35] = token_ids[0, 30:35]
     return batch.with_(token_ids=token_ids)
+
+
+def test_readers_of_each_token_are_found():
+    """Hand-counted: token 5 is read by three places, 7 and 8 by two, 9 and 0 by one; the zeros past the end by none."""
+    nodes = np.array([[5, 7, 8, 9], [5, 7, 8, 0], [5, 0, 0, 0]])
+    found = readers(nodes, [4, 3, 2], torch.device("cpu"))
+    assert [(tokens.tolist(), places.tolist()) for tokens, places in found] == [
+        ([0, 9], [[9], [3]]),
+        ([7, 8], [[1, 5], [2, 6]]),
+        ([5], [[0, 4, 8]]),
+    ]
 
 
 def test_rows_are_sorted_with_the_length_of_their_shared_prefix():
@@ -142,7 +153,11 @@ def test_recomputed_layers_give_the_same_gradient_and_keep_less(model, families,
             recompute_layers(twin)
         assert shares(twin)
         sizes: dict[int, int] = {}
-        pack = lambda tensor, sizes=sizes: sizes.setdefault(tensor.data_ptr(), tensor.numel()) and tensor  # noqa: E731
+
+        def pack(tensor: torch.Tensor, sizes: dict[int, int] = sizes) -> torch.Tensor:
+            sizes[tensor.data_ptr()] = tensor.numel()
+            return tensor
+
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             logprobs = token_logprobs(twin, micro.token_ids, micro.mask, states=sharing_states)
         logprobs.sum().backward()
@@ -156,12 +171,17 @@ def test_recomputed_layers_give_the_same_gradient_and_keep_less(model, families,
 WINDOWED = ["mistral", "qwen2", "qwen3", "smollm3", "gemma3"]
 
 
-@pytest.mark.parametrize(("name", "products"), [*((name, False) for name in WINDOWED), ("gemma3", True), ("qwen3", True)])
-def test_windows_give_states_and_gradients_of_the_dense_pass(name: str, products: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+WAYS = [(name, way) for name in ("gemma3", "qwen3") for way in ("products", "repeated heads")]
+
+
+@pytest.mark.parametrize(("name", "way"), [*((name, "") for name in WINDOWED), *WAYS])
+def test_windows_give_states_and_gradients_of_the_dense_pass(name: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Contract: for every model of the decoder, prompts of 30 and 45 tokens being longer than its windows of 24; also by
-    products, as on a GPU."""
-    if products:
+    products, as in bfloat16 on a CPU, and with repeated heads, as on a GPU."""
+    if way == "products":
         monkeypatch.setattr("stages.agent.prefix_attention._in_products", lambda *_: True)
+    if way == "repeated heads":
+        monkeypatch.setattr("stages.agent.shared_prefixes.REPEATING", {"cpu", "cuda"})
     model = make(name).to(DEVICE)
     assert can_share(model)
     found = {}

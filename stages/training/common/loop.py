@@ -28,7 +28,7 @@ from stages.runtime.unshardable import SPARSE
 from stages.training.common.adapters import load_trained_state, trained_state
 from stages.training.common.optimiser import Schedule
 from stages.training.common.processes import Processes, gather_full, shard_like
-from stages.training.common.repeatable import repeatable
+from stages.training.common.repeatable import Backward
 from stages.training.common.steering import Steering
 
 if TYPE_CHECKING:
@@ -107,6 +107,7 @@ class Learner:
         self.module = module.eval()
         self.optimiser, self.schedule = optimiser, schedule
         self.max_grad_norm, self.processes, self.sparse = max_grad_norm, processes, sparse
+        self.backward = Backward(self.module, processes.device, processes.sharded)
         self.updates = 0
 
     @property
@@ -185,8 +186,8 @@ class Learner:
 
         while (loss := self.processes.forward(self.module, forward)) is not None:
             # FSDP averages over processes; an inactive micro-batch only keeps the number of passes equal.
-            with span("training.backward"), repeatable(self.processes.device.type):
-                accelerator.backward(loss * (self.processes.count * active) if sharded else loss)
+            with span("training.backward"):
+                self.backward(accelerator.backward, loss * (self.processes.count * active) if sharded else loss)
             if active:
                 yield found[0]
 

@@ -5,7 +5,7 @@ to reports/benchmarks/large.json. Random weights; no inference server on either 
 `--device cpu --quick` is a smoke test on tiny sizes.
 
 On both sides, rollouts use bfloat16 weights, full training float32 weights with bfloat16 compute, LoRA frozen bfloat16 weights
-and float32 factors. TRL's rollouts have a dynamic cache: transformers compiles its static one for each length, which takes minutes.
+and float32 factors. TRL's rollouts have a dynamic cache: transformers compiles a static one for each length, which takes minutes.
 Ours also holds the frozen reference model, as in the rl stage.
 """
 

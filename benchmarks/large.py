@@ -192,7 +192,7 @@ def line(outcome: dict[str, Any]) -> str:
 
 
 def measure(options: Options, only: Sequence[str], out: Path | None) -> dict[str, Any]:
-    """Measure the scenarios whose names start with one of `only`, and write `out` after each. Others keep earlier results from
+    """Measure the scenarios whose names start with one of `only`, in that order, and write `out` after each. Others keep earlier results from
     the same device. Returns the contents of large.json; a failed scenario is {"failed": reason}."""
     device = Device(options.device).facts()
     model, _ = load(make_model(options, model_size(options)), "sdpa")
@@ -208,11 +208,10 @@ def measure(options: Options, only: Sequence[str], out: Path | None) -> dict[str
         earlier = json.loads(out.read_text(encoding="utf-8"))
         if earlier["machine"]["device"] == device["device"]:
             found["scenarios"] = earlier["scenarios"]
-    for name, run in plan(options).items():
-        if not name.startswith(tuple(only)):
-            continue
+    scenarios = plan(options)
+    for name in dict.fromkeys(name for prefix in only for name in scenarios if name.startswith(prefix)):
         try:
-            outcome = run()
+            outcome = scenarios[name]()
         except (RuntimeError, ValueError) as error:
             outcome = {"failed": f"{type(error).__name__}: {error}"}
         found["scenarios"][name] = {**outcome, "commit": found["machine"]["commit"]}

@@ -8,7 +8,7 @@ in a fixed order otherwise takes a sort in every layer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,16 @@ from torch.nn import functional
 
 PRODUCTS = 1 << 25
 """Most attention weights of a part that `by_products` computes on a CPU. It keeps them for the backward pass, 6 bytes each."""
-Readers = tuple[tuple[Tensor, Tensor], ...]
-"""(tokens [u], places [u, r]): that r places read each of these tokens, and which."""
+
+
+@dataclass(frozen=True)
+class Readers:
+    """Which places read each of U tokens."""
+
+    places: tuple[Tensor, ...]
+    """[u, r] each: the r places that read one of u tokens."""
+    order: Tensor
+    """[U] each token's row in `places`, counted through; their number for a token that is not read."""
 
 
 @dataclass(frozen=True)
@@ -36,28 +44,29 @@ class Part:
     """[n, K] index of each of the rows' tokens among the U; 0 past the end."""
     visible: Tensor | None
     """[n, 1, Q, K] bool: attention mask. None: all tokens are the rows' own, with a causal mask."""
-    readers: Readers = field(default=())
+    readers: Readers | None = None
     """Of the flattened `nodes`, all but those past the end: for a GPU."""
+    inverse: Tensor | None = None
+    """[n Q] the index in `place` of each place; its length for a place that is not there. For a GPU."""
 
 
-def readers(nodes: np.ndarray, lengths: Sequence[int], device: torch.device) -> Readers:
-    """`Part.readers` of nodes [n, K], of which the first `lengths` [n] of each row are tokens."""
+def make_readers(nodes: np.ndarray, lengths: Sequence[int], count: int, device: torch.device) -> Readers:
+    """The readers of `count` tokens at the places of nodes [n, K], of which the first `lengths` [n] of each row are tokens."""
     places = np.flatnonzero(np.arange(nodes.shape[1]) < np.array(lengths)[:, None])
     places = places[np.argsort(nodes.flat[places], kind="stable")]
     tokens, starts, counts = np.unique(nodes.flat[places], return_index=True, return_counts=True)
-    found = []
-    for count in np.unique(counts).tolist():
-        chosen = counts == count
-        table = places[starts[chosen][:, None] + np.arange(count)]
-        found.append((torch.from_numpy(tokens[chosen]).to(device), torch.from_numpy(table).to(device)))
-    return tuple(found)
+    numbers = np.unique(counts).tolist()
+    tables = [places[starts[counts == number][:, None] + np.arange(number)] for number in numbers]
+    order = np.full(count, len(tokens))
+    order[np.concatenate([tokens[counts == number] for number in numbers])] = np.arange(len(tokens))
+    return Readers(tuple(torch.from_numpy(table).to(device) for table in tables), torch.from_numpy(order).to(device))
 
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor, parts: Sequence[Part], scaling: float | None) -> Tensor:
     """Attention output [q, heads, head_dim] of the parts' queries, and 0 of further ones, on keys and values
     [U, kv_heads, head_dim]."""
     heads, head_dim, kv_heads = queries.shape[1], queries.shape[2], keys.shape[1]
-    if any(part.readers for part in parts):
+    if any(part.readers is not None for part in parts):
         outputs = _repeating(queries.to(values.dtype), torch.cat([keys.to(values.dtype), values], -1), parts, scaling)
         return torch.cat([*outputs, outputs[-1].new_zeros(len(queries) - parts[-1].stop, heads, head_dim)])
     outputs = []
@@ -123,40 +132,42 @@ def _repeating(queries: Tensor, keys_values: Tensor, parts: Sequence[Part], scal
             is_causal=part.visible is None,
             scale=scaling,
         )
-        outputs.append(_Taken.apply(output.transpose(1, 2).reshape(rows * width, heads, head_dim), part.place))
+        outputs.append(_Taken.apply(output.transpose(1, 2).reshape(rows * width, heads, head_dim), part.place, part.inverse))
     return outputs
 
 
 class _Taken(torch.autograd.Function):
-    """`index_select` along the first dimension at places of which none is taken twice."""
+    """`index_select` along the first dimension at places of which none is taken twice; see `Part.inverse`."""
 
     @staticmethod
-    def forward(ctx: Any, states: Tensor, places: Tensor) -> Tensor:
-        ctx.save_for_backward(places)
-        ctx.count = len(states)
+    def forward(ctx: Any, states: Tensor, places: Tensor, inverse: Tensor) -> Tensor:
+        ctx.inverse = inverse
         return states.index_select(0, places)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (gradient,), (places,) = gradients, ctx.saved_tensors
-        return gradient.new_zeros(ctx.count, *gradient.shape[1:]).index_copy_(0, places, gradient), None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return _at(gradients[0], ctx.inverse), None, None
 
 
 class _Read(torch.autograd.Function):
-    """`index_select` along the first dimension at `nodes`, whose gradient at other places than those of `readers` is 0."""
+    """`index_select` along the first dimension at `nodes`, whose gradient at other places than those of `readers` is 0. States
+    [U or more, ...] past the readers' U are not read."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, nodes: Tensor, readers: Readers) -> Tensor:
-        ctx.readers, ctx.count = readers, len(states)
+        ctx.readers, ctx.more = readers, len(states) - len(readers.order)
         return states.index_select(0, nodes)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         (gradient,) = gradients
-        found = gradient.new_zeros(ctx.count, *gradient.shape[1:])
-        for tokens, places in ctx.readers:
-            sums = gradient.index_select(0, places.flatten()).unflatten(0, places.shape).sum(1)
-            found.index_copy_(0, tokens, sums)
-        return found, None, None
+        sums = [gradient.index_select(0, places.flatten()).unflatten(0, places.shape).sum(1) for places in ctx.readers.places]
+        found = _at(torch.cat(sums), ctx.readers.order)
+        return torch.cat([found, found.new_zeros(ctx.more, *found.shape[1:])]) if ctx.more else found, None, None
+
+
+def _at(states: Tensor, index: Tensor) -> Tensor:
+    """Rows of `states` by `index`; 0 for an index past their end."""
+    return torch.cat([states, states.new_zeros(1, *states.shape[1:])]).index_select(0, index)

@@ -27,7 +27,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
 from stages.agent.logprobs import States, predicting_states
-from stages.agent.prefix_attention import Part, Readers, attend, readers
+from stages.agent.prefix_attention import Part, Readers, attend, make_readers
 from stages.agent.recompute import attending, recomputed, recomputes
 from stages.engine.architectures import LAYER_TYPES, windows
 from stages.engine.decoder import FAMILIES, LEAN, hooked, rms_norm
@@ -171,7 +171,8 @@ def make_layout(token_ids: Tensor, mask: Tensor) -> Layout:
         rows = order[begin:end]
         lengths = [len(fed[row]) for row in rows]
         read = nodes[np.array(rows), : max(lengths)]
-        reading = torch.from_numpy(read).to(device), readers(read, lengths, device) if device.type in REPEATING else ()
+        readers = make_readers(read, lengths, len(ids), device) if device.type in REPEATING else None
+        reading = torch.from_numpy(read).to(device), readers
         places = [np.arange(shared[row], len(fed[row])) for row in rows]
         parts.append(_part(places, starts[lead], *reading, causal=shared[lead] == 0))
         wanted = [positions_[is_wanted[nodes[row, positions_]]] for row, positions_ in zip(rows, places, strict=True)]
@@ -193,7 +194,7 @@ def _wanted(mask: Tensor, nodes: np.ndarray, count: int) -> np.ndarray:
     return wanted
 
 
-def _part(places: Sequence[np.ndarray], start: int, nodes: Tensor, readers: Readers, causal: bool = False) -> Part:
+def _part(places: Sequence[np.ndarray], start: int, nodes: Tensor, readers: Readers | None, causal: bool = False) -> Part:
     """A part with queries at `places` (positions, one array per row) and keys at `nodes` [n, K]."""
     number = np.array([len(positions) for positions in places])
     queries = int(number.max())
@@ -205,7 +206,12 @@ def _part(places: Sequence[np.ndarray], start: int, nodes: Tensor, readers: Read
         positions[place] = np.concatenate(places)
         position = torch.from_numpy(positions).to(nodes.device).view(len(places), queries, 1)
         visible = (torch.arange(nodes.shape[1], device=nodes.device) <= position)[:, None]
-    return Part(start, start + len(place), torch.from_numpy(place).to(nodes.device), nodes, visible, readers)
+    inverse = None
+    if readers is not None:
+        found = np.full(len(places) * queries, len(place))
+        found[place] = np.arange(len(place))
+        inverse = torch.from_numpy(found).to(nodes.device)
+    return Part(start, start + len(place), torch.from_numpy(place).to(nodes.device), nodes, visible, readers, inverse)
 
 
 def _attention(

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from stages.agent.logprobs import predicting_states, token_logprobs
 from stages.agent.policy import load_policy
-from stages.agent.prefix_attention import by_products, readers
+from stages.agent.prefix_attention import by_products, make_readers
 from stages.agent.recompute import recompute_layers
 from stages.agent.shared_prefixes import (
     can_share,
@@ -76,12 +76,9 @@ def with_equal_turns(batch: TrajectoryBatch) -> TrajectoryBatch:
 def test_readers_of_each_token_are_found():
     """Hand-counted: token 5 is read by three places, 7 and 8 by two, 9 and 0 by one; the zeros past the end by none."""
     nodes = np.array([[5, 7, 8, 9], [5, 7, 8, 0], [5, 0, 0, 0]])
-    found = readers(nodes, [4, 3, 2], torch.device("cpu"))
-    assert [(tokens.tolist(), places.tolist()) for tokens, places in found] == [
-        ([0, 9], [[9], [3]]),
-        ([7, 8], [[1, 5], [2, 6]]),
-        ([5], [[0, 4, 8]]),
-    ]
+    found = make_readers(nodes, [4, 3, 2], 10, torch.device("cpu"))
+    assert [places.tolist() for places in found.places] == [[[9], [3]], [[1, 5], [2, 6]], [[0, 4, 8]]]
+    assert found.order.tolist() == [0, 5, 5, 5, 5, 4, 5, 2, 3, 1]
 
 
 def test_rows_are_sorted_with_the_length_of_their_shared_prefix():

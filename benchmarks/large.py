@@ -192,8 +192,8 @@ def line(outcome: dict[str, Any]) -> str:
 
 
 def measure(options: Options, only: Sequence[str], out: Path | None) -> dict[str, Any]:
-    """Measure the scenarios whose names start with one of `only`, in that order, and write `out` after each. Others keep earlier results from
-    the same device. Returns the contents of large.json; a failed scenario is {"failed": reason}."""
+    """Measure the scenarios whose names start with one of `only`, in that order, and write `out` after each. Others keep earlier
+    results from the same device. Returns the contents of large.json; a failed scenario is {"failed": reason}."""
     device = Device(options.device).facts()
     model, _ = load(make_model(options, model_size(options)), "sdpa")
     found: dict[str, Any] = {

@@ -140,8 +140,13 @@ def training_step(options: Options, size: str, prompt: int, method: Method) -> d
     tasks, group, answer = options.size(4, 2), options.size(8, 2), options.size(ANSWER, 8)
     before = Device(options.device).held()
     mine = Ours(options, size, prompt, answer, tasks, group, method)
+    gradient = mine.gradient()
+    again = mine.gradient()
+    repeats = gradient[0] == again[0] and all(bool((value == again[1][name]).all()) for name, value in gradient[1].items())
+    del again
     # In micro-batches, since all rows may not fit at once.
-    difference = train_step.disagreement(mine.gradient(), Theirs(options, size, mine, group, accumulate=4).gradient())
+    difference = train_step.disagreement(gradient, Theirs(options, size, mine, group, accumulate=4).gradient())
+    del gradient
     train_step.check(difference, f"prompts of {prompt} tokens, {method}", TOLERANCE)
     candidates = [
         lambda setting=setting: Theirs(options, size, mine, group, *setting).side()  # type: ignore[misc]
@@ -154,6 +159,7 @@ def training_step(options: Options, size: str, prompt: int, method: Method) -> d
         "answer": answer,
         **asdict(method),
         "prefixes_shared": mine.maker.models.sharing,
+        "gradient_repeats": repeats,
     }
     return {**outcome, "work": work, "difference": {name: rounded(value) for name, value in difference.items()}}
 

@@ -39,8 +39,9 @@ def test_both_sides_agree_in_bfloat16(options: Options, tmp_path: Path, monkeypa
     assert {name: outcome.get("failed") for name, outcome in scenarios.items()} == dict.fromkeys(
         [large.ROLLOUTS, "train_step_p24_full", "train_step_p24_lora"]
     )
-    assert scenarios["train_step_p24_full"]["work"]["prefixes_shared"]
-    assert not scenarios["train_step_p24_lora"]["work"]["prefixes_shared"]
+    assert scenarios["train_step_p24_lora"]["work"]["prefixes_shared"]
+    for name in ("full", "lora"):
+        assert scenarios[f"train_step_p24_{name}"]["work"]["gradient_repeats"]
     assert scenarios[large.ROLLOUTS]["peak_bytes"] == {"ours": None, "theirs": None}
 
 

@@ -1,5 +1,5 @@
 """The documents' blocks `benchmarks` (table and figure), `gpu` (`benchmarks.large`), `gpu-run`
-(`benchmarks.gpu_run`) and `speed` (four numbers), docs/figures/benchmarks.svg and docs/figures/gpu-run.svg.
+(`benchmarks.gpu_run`) and `speed` (five lines), docs/figures/benchmarks.svg and docs/figures/gpu-run.svg.
 
 `python -m benchmarks.documents` writes them from reports/benchmarks; `--check` writes nothing and fails if one is out of date.
 """
@@ -24,6 +24,7 @@ FIGURE = Path("docs/figures/benchmarks.svg")
 RUN_FIGURE = Path("docs/figures/gpu-run.svg")
 RAW = Path("reports/benchmarks/raw.json")
 LARGE = Path("reports/benchmarks/large.json")
+ROLLOUTS = "rollout_multi_turn"
 SHOWN = {
     "rollout_multi_turn@1m": "multi-turn rollouts",
     "rl_iteration": "a whole RL iteration",
@@ -130,8 +131,8 @@ def block(raw: Mapping[str, Any], document: Path) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def speed(raw: Mapping[str, Any]) -> str:
-    """A line for each scenario in SHOWN."""
+def speed(raw: Mapping[str, Any], large: Mapping[str, Any]) -> str:
+    """A line for each scenario in SHOWN, and one for a GPU."""
     lines = []
     for name, what in SHOWN.items():
         row = raw["scenarios"][name]
@@ -140,7 +141,20 @@ def speed(raw: Mapping[str, Any]) -> str:
             f"- {what}: {number(row['ours'])} {row['unit']}, **{number(ratio['median'])} times** as fast as {row['against']} "
             f"({number(ratio['low'])} to {number(ratio['high'])})"
         )
-    return "\n".join(lines)
+    return "\n".join([*lines, *speed_on_gpu(large)])
+
+
+def speed_on_gpu(large: Mapping[str, Any]) -> list[str]:
+    """A line of rollouts and training steps of `benchmarks.large`; none before both were measured."""
+    measured = {name: row for name, row in large["scenarios"].items() if "failed" not in row}
+    steps = sorted(row["ratio"]["median"] for name, row in measured.items() if name.startswith("train_step"))
+    if not steps or (rollouts := measured.get(ROLLOUTS)) is None:
+        return []
+    return [
+        f"- on an {large['machine']['device']}, {large['model']['parameters'] / 1e6:.0f} million weights in bfloat16: rollouts "
+        f"{number(rollouts['ours'])} {rollouts['unit']}, **{number(rollouts['ratio']['median'])} times**, and training steps "
+        f"**{number(steps[0])} to {number(steps[-1])} times** as fast as TRL's"
+    ]
 
 
 def on_gpu(large: Mapping[str, Any]) -> str:
@@ -190,7 +204,7 @@ def main() -> int:
         "benchmarks": lambda document: block(raw, document),
         "gpu": lambda document: on_gpu(large),
         "gpu-run": lambda document: gpu_run.block(run),
-        "speed": lambda document: speed(raw),
+        "speed": lambda document: speed(raw, large),
     }
     try:
         files = filled(root, blocks)

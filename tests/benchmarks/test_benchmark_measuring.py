@@ -174,6 +174,21 @@ def test_table_of_the_gpu_leaves_out_what_failed():
     assert "some card, bfloat16" in text
 
 
+def test_line_of_the_gpu_has_rollouts_and_the_range_of_training_steps():
+    steps = {f"train_step_{name}": {"ratio": {"median": median}} for name, median in (("a", 1.5), ("b", 0.75), ("c", 1.0))}
+    rollouts = {"ours": 2000.0, "unit": "action tokens/s", "ratio": {"median": 6.0}}
+    large = {
+        "machine": {"device": "some card"},
+        "model": {"parameters": 387e6},
+        "scenarios": {**steps, "train_step_d": {"failed": ""}},
+    }
+    assert documents.speed_on_gpu(large) == []
+    large["scenarios"][documents.ROLLOUTS] = rollouts
+    (line,) = documents.speed_on_gpu(large)
+    assert "some card, 387 million weights" in line
+    assert "rollouts 2,000 action tokens/s, **6 times**, and training steps **0.75 to 1.5 times**" in line
+
+
 def test_serial_share_and_predicted_speedup():
     """8 s become 5 s with two workers: 2 s are serial, so four workers take 3.5 s; 4 s become 2 s: nothing is serial."""
     assert workers.serial_share(8.0, 5.0, 2) == 0.25

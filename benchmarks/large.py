@@ -5,8 +5,8 @@ to reports/benchmarks/large.json. Random weights; no inference server on either 
 `--device cpu --quick` is a smoke test on tiny sizes.
 
 On both sides, rollouts use bfloat16 weights, full training float32 weights with bfloat16 compute, LoRA frozen bfloat16 weights
-and float32 factors. TRL's rollouts have a dynamic cache: transformers compiles a static one for each length, which takes minutes.
-Ours also holds the frozen reference model, as in the rl stage.
+and float32 factors. TRL's rollouts run at one setting, sdpa with a dynamic cache: transformers compiles a static cache for each
+length, which takes minutes, as does a rollout at another setting. Ours also holds the frozen reference model, as in the rl stage.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import rollout_multi_turn, train_step, trl_side
-from benchmarks.measure import WARM_S, Options, Result, Side, alternate, fastest, rounded, timed
+from benchmarks.measure import Options, Result, Side, alternate, fastest, rounded, timed
 from benchmarks.models import SHAPES, load, make_model
 from benchmarks.processes import ALONE
 from benchmarks.rollout_multi_turn import Work
 from benchmarks.suite import machine, write_json
-from benchmarks.train_step import Method, Ours, Theirs
+from benchmarks.train_step import Gradient, Method, Ours, Theirs
 
 OUT = Path("reports/benchmarks/large.json")
 WORK = Work(tasks=16, group=8, turns=4, prompt=256, action=64, observation=64)
@@ -72,20 +72,19 @@ class Device:
         torch.cuda.empty_cache()
         return int(torch.cuda.memory_allocated())
 
-    def peak(self, side: Side, rest: int) -> int | None:
-        """Peak bytes allocated while `side` runs, minus `rest`, allocated before; in a second run, after an optimiser has made
-        its state, unless the first took WARM_S."""
+    def peak(self, side: Side, rest: int, once: bool) -> int | None:
+        """Peak bytes allocated while `side` runs, minus `rest`, allocated before.
+
+        once: one run is enough. An optimiser makes its state in the first of two.
+        """
         import torch
 
-        if not self.on:
-            side.run()
-            return None
-        for _ in range(2):
-            self.held()
+        self.held()
+        if self.on:
             torch.cuda.reset_peak_memory_stats()
-            if timed(side).wall > WARM_S:
-                break
-        return int(torch.cuda.max_memory_allocated()) - rest
+        for _ in range(1 if once else 2):
+            side.run()
+        return int(torch.cuda.max_memory_allocated()) - rest if self.on else None
 
     def waiting(self, side: Side) -> Side:
         """`side` with runs that end with a synchronisation."""
@@ -116,11 +115,11 @@ def compared(
     """
     device = Device(options.device)
     mine = device.waiting(side)
-    peaks = {"ours": device.peak(mine, before)}
+    peaks = {"ours": device.peak(mine, before, kind == "rate")}
     own = device.held()
     tell(f"{mine.label}: {timed(mine).rate:.4g} per second")
     other, trials = fastest([lambda make=make: device.waiting(make()) for make in candidates], options, tell)
-    peaks["theirs"] = device.peak(other, own)
+    peaks["theirs"] = device.peak(other, own, kind == "rate")
     samples = alternate(mine, other, options, warm=True)
     result = Result(unit, against, kind, *samples, notes={"trials": trials, "theirs": other.label})
     return {**result.raw(), "peak_bytes": peaks}
@@ -141,12 +140,12 @@ def training_step(options: Options, size: str, prompt: int, method: Method) -> d
     before = Device(options.device).held()
     mine = Ours(options, size, prompt, answer, tasks, group, method)
     gradient = mine.gradient()
-    again = mine.gradient()
-    repeats = gradient[0] == again[0] and all(bool((value == again[1][name]).all()) for name, value in gradient[1].items())
-    del again
+    repeats = same(gradient, mine.gradient())
     # In micro-batches, since all rows may not fit at once.
-    difference = train_step.disagreement(gradient, Theirs(options, size, mine, group, accumulate=4).gradient())
-    del gradient
+    other = Theirs(options, size, mine, group, accumulate=4)
+    theirs = other.gradient()
+    difference, their_repeats = train_step.disagreement(gradient, theirs), same(theirs, other.gradient())
+    del gradient, theirs, other
     train_step.check(difference, f"prompts of {prompt} tokens, {method}", TOLERANCE)
     candidates = [
         lambda setting=setting: Theirs(options, size, mine, group, *setting).side()  # type: ignore[misc]
@@ -159,9 +158,14 @@ def training_step(options: Options, size: str, prompt: int, method: Method) -> d
         "answer": answer,
         **asdict(method),
         "prefixes_shared": mine.maker.models.sharing,
-        "gradient_repeats": repeats,
+        "gradient_repeats": {"ours": repeats, "theirs": their_repeats},
     }
     return {**outcome, "work": work, "difference": {name: rounded(value) for name, value in difference.items()}}
+
+
+def same(first: Gradient, second: Gradient) -> bool:
+    """Whether losses and gradients are equal bit for bit."""
+    return first[0] == second[0] and all(bool((value == second[1][name]).all()) for name, value in first[1].items())
 
 
 def plan(options: Options) -> dict[str, Callable[[], dict[str, Any]]]:

@@ -1,5 +1,5 @@
 """The device that tests of engine and training compute on: `BELLWETHER_TEST_DEVICE=cuda pytest tests/engine/test_decoder.py
-tests/training` on a machine with a GPU."""
+tests/agent/test_shared_prefixes.py tests/training` on a machine with a GPU."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Attention of rows that share prefixes (`stages.agent.shared_prefixes`): own queries read keys that any row computed.
 
-On a CPU, autograd's own gathers and a fused kernel, or in bfloat16 two matrix products. On a GPU, a fused kernel with heads
-repeated, since with shared heads it takes no mask; and gathers whose gradients are sums of tables of places, since adding them
-in a fixed order otherwise takes a sort in every layer.
+On a CPU, autograd's own gathers and a fused kernel, or in bfloat16 two matrix products. On a GPU, a fused kernel with a copy of
+the key heads for each query head, since with shared heads few releases of PyTorch take a mask; and gathers whose gradients are
+gathers too, since adding them in a fixed order otherwise takes a sort in every layer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Readers:
     places: tuple[Tensor, ...]
     """[u, r] each: the r places that read one of u tokens."""
     order: Tensor
-    """[U] each token's row in `places`, counted through; their number for a token that is not read."""
+    """[U] each token's row in the concatenated `places`; the number of their rows for a token that no place reads."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Part:
     readers: Readers | None = None
     """Of the flattened `nodes`, all but those past the end: for a GPU."""
     inverse: Tensor | None = None
-    """[n Q] the index in `place` of each place; its length for a place that is not there. For a GPU."""
+    """[n Q] the index in `place` of each place of the flattened [n, Q]; len(place) for a place without a token. For a GPU."""
 
 
 def make_readers(nodes: np.ndarray, lengths: Sequence[int], count: int, device: torch.device) -> Readers:
@@ -66,8 +66,8 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, parts: Sequence[Part],
     """Attention output [q, heads, head_dim] of the parts' queries, and 0 of further ones, on keys and values
     [U, kv_heads, head_dim]."""
     heads, head_dim, kv_heads = queries.shape[1], queries.shape[2], keys.shape[1]
-    if any(part.readers is not None for part in parts):
-        outputs = _repeating(queries.to(values.dtype), torch.cat([keys.to(values.dtype), values], -1), parts, scaling)
+    if parts[0].readers is not None:
+        outputs = _on_gpu(queries.to(values.dtype), torch.cat([keys.to(values.dtype), values], -1), parts, scaling)
         return torch.cat([*outputs, outputs[-1].new_zeros(len(queries) - parts[-1].stop, heads, head_dim)])
     outputs = []
     for part in parts:
@@ -112,8 +112,8 @@ def by_products(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor |
     return (weights.view(rows, kv_heads, -1, longest) @ values).view(rows, heads, width, head_dim)
 
 
-def _repeating(queries: Tensor, keys_values: Tensor, parts: Sequence[Part], scaling: float | None) -> list[Tensor]:
-    """Attention output [q, heads, head_dim] of each part, each of the key heads repeated for the query heads that read it.
+def _on_gpu(queries: Tensor, keys_values: Tensor, parts: Sequence[Part], scaling: float | None) -> list[Tensor]:
+    """Attention output [q, heads, head_dim] of each part.
 
     keys_values: [U, kv_heads, 2 head_dim], of the precision of the queries [q, heads, head_dim].
     """

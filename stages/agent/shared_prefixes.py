@@ -44,8 +44,8 @@ UNKNOWN = ("softcap", "s_aux", "position_bias")
 """What some models pass to their attention that changes it, and that is not known here."""
 CONFIRMED = 24
 """Tokens of the rows that confirm that a model shares."""
-REPEATING = {"cuda"}
-"""Types of device on which attention repeats the heads of keys."""
+GATHERING = {"cuda"}
+"""Types of device whose attention is that of a GPU in `prefix_attention`."""
 READ = 4
 """Upper bound of attention's padded tokens in a micro-batch, as a multiple of the tokens that layers compute."""
 
@@ -171,7 +171,7 @@ def make_layout(token_ids: Tensor, mask: Tensor) -> Layout:
         rows = order[begin:end]
         lengths = [len(fed[row]) for row in rows]
         read = nodes[np.array(rows), : max(lengths)]
-        readers = make_readers(read, lengths, len(ids), device) if device.type in REPEATING else None
+        readers = make_readers(read, lengths, len(ids), device) if device.type in GATHERING else None
         reading = torch.from_numpy(read).to(device), readers
         places = [np.arange(shared[row], len(fed[row])) for row in rows]
         parts.append(_part(places, starts[lead], *reading, causal=shared[lead] == 0))

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from stages.agent.logprobs import predicting_states, token_logprobs
 from stages.agent.policy import load_policy
-from stages.agent.prefix_attention import by_products, make_readers
+from stages.agent.prefix_attention import _Read, _Taken, by_products, make_readers
 from stages.agent.recompute import recompute_layers
 from stages.agent.shared_prefixes import (
     can_share,
@@ -81,6 +81,23 @@ def test_readers_of_each_token_are_found():
     assert found.order.tolist() == [0, 5, 5, 5, 5, 4, 5, 2, 3, 1]
 
 
+def test_gradients_of_gathers_on_a_gpu_are_those_of_autograd():
+    """Contract: of tokens that several places read, one, or none; also with states past the tokens, as products fill them up."""
+    nodes, lengths = np.array([[5, 7, 8, 9], [5, 7, 8, 0], [5, 0, 0, 0]]), [4, 3, 2]
+    read = make_readers(nodes, lengths, 10, torch.device("cpu"))
+    real = torch.from_numpy(np.arange(4) < np.array(lengths)[:, None]).flatten()[:, None]
+    states, weights = torch.randn(13, 2, requires_grad=True), torch.randn(12, 2) * real
+    places, inverse = torch.tensor([4, 1, 2]), torch.tensor([3, 1, 2, 3, 0, 3])
+    found = []
+    for gathered in (_Read.apply(states, torch.from_numpy(nodes).flatten(), read), states[torch.from_numpy(nodes).flatten()]):
+        found.append((gathered, *torch.autograd.grad((gathered * weights).sum(), states)))
+    for taken in (_Taken.apply(states[:6], places, inverse), states[:6][places]):
+        found.append((taken, *torch.autograd.grad((taken * weights[:3]).sum(), states)))
+    for ours, autograds in (found[:2], found[2:]):
+        torch.testing.assert_close(ours, autograds)
+        assert float(ours[1].abs().sum()) > 0
+
+
 def test_rows_are_sorted_with_the_length_of_their_shared_prefix():
     rows = [np.array(row) for row in ([7, 1, 2], [5, 1], [5, 1, 9, 9], [5, 2], [5, 1, 9], [5, 1, 9])]
     assert in_order(rows) == [(1, 0), (4, 2), (5, 3), (2, 3), (3, 1), (0, 0)]
@@ -138,9 +155,11 @@ def test_states_are_those_of_the_dense_pass(model, families, monkeypatch):
         torch.testing.assert_close(found, expected, atol=5e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("gathering", [{"cuda"}, {"cpu", "cuda"}], ids=["as on a CPU", "as on a GPU"])
 @pytest.mark.parametrize("families", [FAMILIES, ()], ids=["layers", "model"])
-def test_recomputed_layers_give_the_same_gradient_and_keep_less(model, families, monkeypatch):
+def test_recomputed_layers_give_the_same_gradient_and_keep_less(model, families, gathering, monkeypatch):
     monkeypatch.setattr("stages.agent.shared_prefixes.FAMILIES", families)
+    monkeypatch.setattr("stages.agent.shared_prefixes.GATHERING", gathering)
     batch = make_batch(model.config.vocab_size)
     micro = take(batch, range(batch.size), DEVICE)
     gradients, kept = [], []
@@ -168,17 +187,17 @@ def test_recomputed_layers_give_the_same_gradient_and_keep_less(model, families,
 WINDOWED = ["mistral", "qwen2", "qwen3", "smollm3", "gemma3"]
 
 
-WAYS = [(name, way) for name in ("gemma3", "qwen3") for way in ("products", "repeated heads")]
+WAYS = [(name, way) for name in ("gemma3", "qwen3") for way in ("products", "as on a GPU")]
 
 
 @pytest.mark.parametrize(("name", "way"), [*((name, "") for name in WINDOWED), *WAYS])
 def test_windows_give_states_and_gradients_of_the_dense_pass(name: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Contract: for every model of the decoder, prompts of 30 and 45 tokens being longer than its windows of 24; also by
-    products, as in bfloat16 on a CPU, and with repeated heads, as on a GPU."""
+    products, as in bfloat16 on a CPU, and as on a GPU."""
     if way == "products":
         monkeypatch.setattr("stages.agent.prefix_attention._in_products", lambda *_: True)
-    if way == "repeated heads":
-        monkeypatch.setattr("stages.agent.shared_prefixes.REPEATING", {"cpu", "cuda"})
+    if way == "as on a GPU":
+        monkeypatch.setattr("stages.agent.shared_prefixes.GATHERING", {"cpu", "cuda"})
     model = make(name).to(DEVICE)
     assert can_share(model)
     found = {}

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks import large, train_step
 from benchmarks.measure import Options
@@ -39,10 +40,18 @@ def test_both_sides_agree_in_bfloat16(options: Options, tmp_path: Path, monkeypa
     assert {name: outcome.get("failed") for name, outcome in scenarios.items()} == dict.fromkeys(
         [large.ROLLOUTS, "train_step_p24_full", "train_step_p24_lora"]
     )
-    assert scenarios["train_step_p24_lora"]["work"]["prefixes_shared"]
     for name in ("full", "lora"):
-        assert scenarios[f"train_step_p24_{name}"]["work"]["gradient_repeats"]
+        work = scenarios[f"train_step_p24_{name}"]["work"]
+        assert work["prefixes_shared"]
+        assert work["gradient_repeats"] == {"ours": True, "theirs": True}
     assert scenarios[large.ROLLOUTS]["peak_bytes"] == {"ours": None, "theirs": None}
+
+
+def test_gradients_repeat_only_if_all_their_bits_do() -> None:
+    first = 0.5, {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([3.0])}
+    assert large.same(first, (0.5, {name: value.clone() for name, value in first[1].items()}))
+    assert not large.same(first, (0.5, {**first[1], "b": torch.nextafter(first[1]["b"], torch.tensor([4.0]))}))
+    assert not large.same(first, (0.25, first[1]))
 
 
 @pytest.mark.slow

@@ -115,35 +115,53 @@ def test_history_leaves_missing_cells_empty(tmp_path):
     assert (tmp_path / "h.csv").read_text() == "step,loss,valid_loss\n1,0.5,\n2,0.25,0.3333333\n"
 
 
-def test_backward_passes_are_repeatable_on_a_gpu_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    """Contract: torch's switches are set during a backward pass alone. Attention is repeated too, unless the first pass shows an
-    operation that PyTorch can't repeat: then that pass runs again, from no gradients, and says so. On a CPU nothing is set."""
+def switches() -> tuple[bool, bool, bool, bool]:
+    """PyTorch's: deterministic operations, only warned of, memory filled, cuDNN's attention."""
+    enabled = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    return *enabled, filling.fill_uninitialized_memory, torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[attr-defined]
 
-    def switches() -> tuple[bool, bool, bool]:
-        enabled = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-        return *enabled, filling.fill_uninitialized_memory  # type: ignore[attr-defined]
 
-    def trained(device: str, able: bool = True, sharded: bool = False) -> tuple[float, list[tuple[bool, bool, bool]]]:
-        found: list[tuple[bool, bool, bool]] = []
-        layer = nn.Linear(1, 1, bias=False)
-        backward = Backward(layer, torch.device(device), sharded)
+@pytest.mark.parametrize(
+    ("device", "sharded", "expected"),
+    [("cpu", False, None), ("cuda", False, (True, False, False, False)), ("cuda", True, (True, True, False, False))],
+)
+def test_backward_passes_are_repeatable_on_a_gpu_alone(device: str, sharded: bool, expected: tuple[bool, ...] | None) -> None:
+    """Contract: torch's switches are set during a backward pass alone, and on a CPU not at all."""
+    before, found = switches(), []
+    backward = Backward(torch.device(device), sharded)
+    backward(lambda loss: found.append(switches()), torch.zeros(()))
+    assert found == [expected or before]
+    assert switches() == before
 
-        def run(loss: torch.Tensor, retain_graph: bool = False) -> None:
-            found.append(switches())
-            loss.backward(retain_graph=retain_graph)
-            if not able and switches() == (True, False, False):
+
+@pytest.mark.parametrize("fails_at", [0, 1])
+def test_an_update_that_cannot_be_repeated_starts_anew(
+    fails_at: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Contract: whichever micro-batch has the operation, the gradient is the whole update's, once; it is said once."""
+    inputs = torch.randn(4, 3, generator=torch.Generator().manual_seed(7))
+    plain, learner = make_learner(), make_learner()
+    strict = []
+
+    class OnGpu(Backward):
+        def __call__(self, run, loss) -> None:
+            run(loss)
+            strict.append(self.strict)
+            if self.strict and len(strict) == fails_at + 1:
                 raise RuntimeError("cumsum does not have a deterministic implementation\nbut you set ...")
 
-        for _ in range(2):
-            backward(run, layer(torch.ones(1, 1)).sum())
-        assert switches() == before
-        return float(layer.weight.grad), found
+    learner.backward = OnGpu(torch.device("cuda"))
+    for _ in range(2):
+        expected = plain.update([[0, 1], [2, 3]], squared(plain, inputs))
+        assert learner.update([[0, 1], [2, 3]], squared(learner, inputs)) == expected
+    assert strict == [True] * (fails_at + 1) + [False] * 4
+    assert (
+        capsys.readouterr().err.count("may differ in the last bits: cumsum does not have a deterministic implementation\n") == 1
+    )
 
-    before = switches()
-    strict, lenient = (True, False, False), (True, True, False)
-    assert trained("cpu") == (2.0, [before] * 2)
-    assert trained("cuda") == (2.0, [strict] * 2)
-    assert trained("cuda", sharded=True) == (2.0, [lenient] * 2)
-    assert capsys.readouterr().err == ""
-    assert trained("cuda", able=False) == (2.0, [strict, lenient, lenient])
-    assert "may differ in the last bits: cumsum does not have a deterministic implementation\n" in capsys.readouterr().err
+
+def test_another_error_of_a_backward_pass_is_raised() -> None:
+    backward = Backward(torch.device("cuda"))
+    assert not backward.relents(RuntimeError("out of memory"))
+    assert not Backward(torch.device("cpu")).relents(RuntimeError("not deterministic"))
+    assert backward.strict

@@ -199,6 +199,20 @@ def test_two_processes_train_like_one(training: Training, teams: dict[int, Path]
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("config", ["ddp", "fsdp"])
+def test_recomputed_layers_train_like_kept_ones_in_two_processes(
+    training: Training, teams: dict[int, Path], tiny_policy: Path, config: str
+) -> None:
+    """Contract: gradient checkpointing with shared prefixes changes no loss under DDP and FSDP either."""
+    model = {"path": str(tiny_policy), "gradient_checkpointing": True}
+    root = training.launch(f"recomputed-{config}", config, model=model)
+    for file in ("reports/sft/history.csv", "reports/rl/toy_history.csv"):
+        for row, expected in zip(curve(root / file), curve(teams[1] / file), strict=True):
+            assert row == pytest.approx(expected, rel=1e-5, abs=1e-5), file
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_failing_worker_ends_the_stage(training: Training) -> None:
     """The stage ends with the cause; no other worker waits."""

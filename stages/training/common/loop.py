@@ -107,7 +107,7 @@ class Learner:
         self.module = module.eval()
         self.optimiser, self.schedule = optimiser, schedule
         self.max_grad_norm, self.processes, self.sparse = max_grad_norm, processes, sparse
-        self.backward = Backward(self.module, processes.device, processes.sharded)
+        self.backward = Backward(processes.device, processes.sharded)
         self.updates = 0
 
     @property
@@ -130,22 +130,15 @@ class Learner:
         With several processes, each takes every n-th micro-batch, and gradients and statistics are summed. Raises ValueError if
         the gradient is not finite; the weights are then unchanged.
         """
-        processes = self.processes
-        self.optimiser.zero_grad(set_to_none=True)
         parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
-        gradients = processes.gradient_sum(parameters)
-        own: list[tuple[int, Sums, tuple[Tensor, Tensor] | None]] = []
-        for round_, (micro, active) in enumerate(processes.shard(micro_batches)):
-            place = round_ * processes.count + processes.index
-            for terms in self._backward(loss(micro), active):
-                trained = None if terms.trained is None else (terms.trained[0].cpu(), terms.trained[1].cpu())
-                own.append((place, {name: float(value) for name, value in terms.sums.items()}, trained))
-            gradients.add(True)
-        for _ in range(processes.waiting_rounds(len(micro_batches))):
-            gradients.add(False)
-        gradients.finish()
+        try:
+            own = self._accumulate(parameters, micro_batches, loss)
+        except RuntimeError as error:
+            if not self.backward.relents(error):
+                raise
+            own = self._accumulate(parameters, micro_batches, loss)
         sums, tokens = Sums(), list[tuple[Tensor, Tensor]]()
-        for _, statistics, trained in sorted(processes.gather(own), key=lambda item: item[0]):
+        for _, statistics, trained in sorted(self.processes.gather(own), key=lambda item: item[0]):
             merge_sums(sums, statistics)
             tokens += [] if trained is None else [trained]
         if self.sparse is not None:
@@ -174,6 +167,26 @@ class Learner:
         self.updates += 1
         merge_sums(sums, {"grad_norm": norm, "updates": 1})
         return sums
+
+    def _accumulate(
+        self, parameters: Sequence[nn.Parameter], micro_batches: Sequence[Any], loss: Callable[[Any], Iterator[LossTerms]]
+    ) -> list[tuple[int, Sums, tuple[Tensor, Tensor] | None]]:
+        """The gradient over all micro-batches, from none; returns (place, statistics, trained rows and mask) of each piece of
+        this process."""
+        processes = self.processes
+        self.optimiser.zero_grad(set_to_none=True)
+        gradients = processes.gradient_sum(parameters)
+        own: list[tuple[int, Sums, tuple[Tensor, Tensor] | None]] = []
+        for round_, (micro, active) in enumerate(processes.shard(micro_batches)):
+            place = round_ * processes.count + processes.index
+            for terms in self._backward(loss(micro), active):
+                trained = None if terms.trained is None else (terms.trained[0].cpu(), terms.trained[1].cpu())
+                own.append((place, {name: float(value) for name, value in terms.sums.items()}, trained))
+            gradients.add(True)
+        for _ in range(processes.waiting_rounds(len(micro_batches))):
+            gradients.add(False)
+        gradients.finish()
+        return own
 
     def _backward(self, pieces: Iterator[LossTerms], active: bool) -> Iterator[LossTerms]:
         """Run backward on each piece of a micro-batch's loss; yields the pieces' terms if the micro-batch is `active`."""

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from stages.runtime.spans import span
 from stages.runtime.unshardable import LORA
 from stages.training.common.gradients import AutogradSum, GradientSum, OrderedSum, TeamSum
+from stages.training.common.repeatable import without_cudnn_attention
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -117,7 +118,7 @@ class Processes:
         """`run_in_fsdp` in the training precision. All numbers that a loss compares must come from such passes."""
 
         def compute() -> Any:
-            with self.accelerator.autocast():
+            with self.accelerator.autocast(), without_cudnn_attention(self.device):
                 return function()
 
         return self.run_in_fsdp(module, compute)

@@ -1,7 +1,7 @@
 """Backward passes on a GPU that give the same bits each time.
 
-Forward passes need nothing: they scatter to distinct places. cuDNN's attention has no such backward pass, and which kernel
-computes it is decided in the forward pass, so cuDNN's is off.
+Forward passes need no care but one: which kernel computes attention's backward pass is decided there, and cuDNN's adds gradients
+in any order. So training passes leave it out (`without_cudnn_attention`).
 """
 
 from __future__ import annotations
@@ -14,10 +14,24 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 NOT_REPEATABLE = "(?s).*deterministic"
 """PyTorch's warnings about operations that are not repeatable on a GPU."""
+
+
+@contextmanager
+def without_cudnn_attention(device: torch.device) -> Iterator[None]:
+    """On a GPU, compute attention by PyTorch's other kernels."""
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 @contextmanager
@@ -39,40 +53,26 @@ def repeatable(strict: bool) -> Iterator[None]:
 
 
 class Backward:
-    """Backward passes of losses of `module`: on a GPU with the same gradient each time, except for what PyTorch can't repeat.
+    """Backward passes of losses, on a GPU with the same gradient each time, but for operations that PyTorch can't repeat."""
 
-    The first pass shows whether PyTorch can repeat all. If not, it says so and runs again without. With weights sharded over
-    GPUs, attention is not repeated.
-    """
+    def __init__(self, device: torch.device, sharded: bool = False) -> None:
+        """sharded: the weights are, over several GPUs; the gradient of attention is then added in any order."""
+        self.device = device
+        self.strict = not sharded
 
-    def __init__(self, module: nn.Module, device: torch.device, sharded: bool = False) -> None:
-        self.module, self.on_gpu = module, device.type == "cuda"
-        self.strict: bool | None = False if sharded else None
-        """None: not known yet."""
-        if self.on_gpu:
-            torch.backends.cuda.enable_cudnn_sdp(False)
-
-    def __call__(self, run: Callable[..., object], loss: Tensor) -> None:
-        """`run` is the backward pass of a loss. The first must find no gradients."""
-        if not self.on_gpu:
+    def __call__(self, run: Callable[[Tensor], object], loss: Tensor) -> None:
+        """`run` is the backward pass of a loss. Raises RuntimeError for an operation that PyTorch can't repeat, see `relents`."""
+        if self.device.type != "cuda":
             run(loss)
-        elif self.strict is None:
-            self._try(run, loss)
-        else:
-            with repeatable(self.strict):
-                run(loss)
+            return
+        with repeatable(self.strict), without_cudnn_attention(self.device):
+            run(loss)
 
-    def _try(self, run: Callable[..., object], loss: Tensor) -> None:
-        try:
-            with repeatable(True):
-                run(loss, retain_graph=True)
-            self.strict = True
-        except RuntimeError as error:
-            if "deterministic" not in str(error):
-                raise
-            reason = str(error).splitlines()[0]
-            print(f"training: another run on this GPU may differ in the last bits: {reason}", file=sys.stderr, flush=True)
-            self.module.zero_grad(set_to_none=True)
-            self.strict = False
-            with repeatable(False):
-                run(loss)
+    def relents(self, error: RuntimeError) -> bool:
+        """Whether `error` names an operation that PyTorch can't repeat. If so, it is printed, and later passes do not insist."""
+        if self.device.type != "cuda" or not self.strict or "deterministic" not in str(error):
+            return False
+        self.strict = False
+        reason = str(error).splitlines()[0]
+        print(f"training: another run on this GPU may differ in the last bits: {reason}", file=sys.stderr, flush=True)
+        return True

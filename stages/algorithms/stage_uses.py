@@ -93,7 +93,5 @@ def without_rollouts(method: Composition, rl: Rl, rollout: Any, annotate: Any) -
         "annotate.evaluation.model_rollouts": annotate.tasks > 0 and annotate.evaluation.model_rollouts is not None,
     }
     for reader in (reader for reader, reads in readers.items() if reads):
-        yield (
-            f"{reader} learns from the rollout stage's episodes, and rollout.tasks is 0: set it above 0, such as 96, or change "
-            f"{reader}"
-        )
+        key = reader.partition(":")[0]
+        yield f"{reader} learns from rollout's episodes, and rollout.tasks is 0: set it above 0, such as 96, or change {key}"

@@ -6,12 +6,15 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import yaml
 
-from benchmarks import default_run, documents, measure, scaling, suite, workers
+from benchmarks import default_run, documents, measure, nodes, scaling, side_by_side, suite, workers
 from benchmarks.measure import Options, Result, Sample, Side, alternate, fastest, timed, turns
+from stages.params import load_params
 from stages.runtime.costs import Cost, cost_file
 from stages.runtime.files import atomic_text
 from stages.runtime.lineage import identity
@@ -197,6 +200,18 @@ def test_serial_share_and_predicted_speedup():
     assert rows[1] == {"workers": 1, "rl": 1.0, "rollout": 1.0, "together": 1.0}
     assert rows[2]["together"] == measure.rounded(12 / 7)
     assert (rows[4]["rl"], rows[4]["rollout"], rows[4]["together"]) == (measure.rounded(8 / 3.5), 4.0, measure.rounded(12 / 4.5))
+
+
+@pytest.mark.parametrize("module", [nodes, side_by_side, workers])
+def test_what_is_timed_has_work(module: ModuleType, tmp_path: Path) -> None:
+    """Contract: rollouts are played and trees grown where a scenario times them, though the default run has none."""
+    folder = workers.make_checkout(Options(ROOT, tmp_path), tmp_path / "checkout", module.EDITS)
+    params, timed = load_params(folder / "params.yaml"), set(getattr(module, "STAGES", ["rollout"]))
+    for domain in params.domains:
+        rollout: Any = params.section("rollout", domain)
+        annotate: Any = params.section("annotate", domain)
+        assert rollout.tasks * rollout.attempts > 0
+        assert annotate.tasks > 0 or "annotate" not in timed
 
 
 def test_concurrent_stages_count_once():

@@ -311,8 +311,12 @@ def test_products_compute_what_the_fused_kernel_does(kv_heads: int, causal: bool
 
 @pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["qwen3", "gemma3"])
-def test_states_in_bfloat16_are_those_of_the_dense_pass(name: str, weights: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("gathering", [{"cuda"}, {"cpu", "cuda"}], ids=["as on a CPU", "as on a GPU"])
+def test_states_in_bfloat16_are_those_of_the_dense_pass(
+    gathering: set[str], name: str, weights: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Contract: under autocast and with bfloat16 weights, by products on a CPU."""
+    monkeypatch.setattr("stages.agent.shared_prefixes.GATHERING", gathering)
     called: list[torch.dtype] = []
 
     def products(queries: torch.Tensor, *others: Any) -> torch.Tensor:
@@ -330,7 +334,7 @@ def test_states_in_bfloat16_are_those_of_the_dense_pass(name: str, weights: torc
             found = sharing_states(model, micro.token_ids, micro.mask)
     error, usual = ((states.float() - exact).norm() / exact.norm() for states in (found, dense))
     assert 1e-3 < float(error) < 1.5 * float(usual)
-    assert set(called) == ({torch.bfloat16} if DEVICE == "cpu" else set())
+    assert set(called) == (set() if DEVICE.split(":")[0] in gathering else {torch.bfloat16})
 
 
 def test_prefixes_are_shared_only_with_attention_known_here():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import sqrt
 from statistics import fmean, median, stdev
@@ -12,9 +12,10 @@ from typing import Any
 from stages.claims.experiment import Claim, Experiment
 from stages.claims.gates import judge_gate
 from stages.claims.judging import counted_runs, is_open, looks_of
+from stages.claims.plan import planned_runs
 from stages.claims.results import Results, cost_in_seconds
 from stages.claims.sequential import forecast
-from stages.claims.tuning import trial_runs
+from stages.claims.tuning import chosen_values, trial_runs
 from stages.control.problems import PROBLEMS
 
 SIMULATIONS = 100
@@ -105,9 +106,20 @@ def _seconds(experiment: Experiment, results: Results, others: Iterable[Results]
     return experiment.budget.environment_steps * per_step + fmean(one.get("start_seconds", 0.0) for one in timed)
 
 
+def _with_shared(experiment: Experiment, params: Mapping[str, Any], results: Results, others: Iterable[Results]) -> Results:
+    """`results`, and what a session would take from `others`: runs with the same settings."""
+    alike = [of for of in others if of.environment == experiment.environment and experiment.claims]
+    found = replace(results, **{name: dict(getattr(results, name)) for name in ("outcomes", "trials", "starts")})
+    found.reuse(alike, trial_runs(experiment, params))
+    last = max((claim.fresh_from for claim in experiment.claims), default=0) + experiment.looks[-1]
+    found.reuse(alike, planned_runs(experiment, params, chosen_values(experiment, found), range(last)))
+    return found
+
+
 def cost_of(experiment: Experiment, params: Mapping[str, Any], results: Results, others: Sequence[Results]) -> Cost:
     """`results`: without outdated runs. `others`: results of other experiments, or of this one's outdated runs. Nothing more
-    after a gate that failed."""
+    after a gate that failed, nor for runs that another experiment has."""
+    timed, results = results, _with_shared(experiment, params, results, others)
     if (gate := judge_gate(experiment, results)) and not gate["passed"]:
         return Cost(0, 0, 0, 0, 0.0, 0)
     trials = len({run.key for run in results.missing(trial_runs(experiment, params))})
@@ -123,7 +135,7 @@ def cost_of(experiment: Experiment, params: Mapping[str, Any], results: Results,
                 needed.setdefault(arm, set()).update(range(claim.fresh_from, claim.fresh_from + count))
     runs, limit = (trials + sum(_missing(experiment, results, *arm) for arm in needed.items()) for needed in (expected, most))
     steps = runs * experiment.budget.environment_steps if experiment.budget else 0
-    mean = _seconds(experiment, results, others)
+    mean = _seconds(experiment, timed, others)
     return Cost(trials, runs, limit, steps, None if mean is None else runs * mean, still_open)
 
 

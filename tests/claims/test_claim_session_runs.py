@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -267,6 +268,19 @@ def test_cost_before_and_after_the_runs(tmp_path: Path) -> None:
     assert done.line(one, 2) == "nothing to run; 1 claims, 0 open"
 
 
+def test_runs_that_another_experiment_has_cost_nothing(tmp_path: Path) -> None:
+    """Contract: what a session would reuse, tuning included, is not counted; runs of another environment are."""
+    one = experiment(tmp_path, **TUNE)
+    run(tmp_path, one)
+    theirs = Results.load(tmp_path, "rloo")
+    alone = cost_of(one, PARAMS, Results(), [])
+    assert cost_of(one, PARAMS, Results(), [theirs]).most == 0
+    del theirs.outcomes["rloo/1"], theirs.trials[min(theirs.trials)]
+    shared = cost_of(one, PARAMS, Results(), [theirs])
+    assert (shared.trials, shared.runs) == (1, 1 + 8 + 1), "an arm's runs are not known before all its trials are"
+    assert cost_of(one, PARAMS, Results(), [replace(theirs, environment="shop")]).runs == alone.runs
+
+
 def test_runs_of_lane_control_time_no_other_lane(tmp_path: Path) -> None:
     """Contract: where nothing comparable was timed, the time is unknown, not that of runs without a language model."""
     one = experiment(tmp_path)
@@ -301,5 +315,6 @@ def test_seeds_before_a_claims_first_cost_nothing(tmp_path: Path) -> None:
     fresh = one.model_copy(update={"claims": claims})
     assert cost_of(fresh, PARAMS, Results(), []).most == cost_of(one, PARAMS, Results(), []).most
     seeds = range(40, 40 + one.looks[-1])
-    done = {f"{arm}/{seed}": {"environment_steps": 0, "seconds": 1.0, "metrics": {}} for arm in one.arms for seed in seeds}
+    run = {"environment_steps": 0, "seconds": 1.0, "key": "", "metrics": {}}
+    done = {f"{arm}/{seed}": run for arm in one.arms for seed in seeds}
     assert cost_of(fresh, PARAMS, Results(outcomes=done), []).most == 0

@@ -278,7 +278,7 @@ def test_runs_that_another_experiment_has_cost_nothing(tmp_path: Path) -> None:
     del theirs.outcomes["rloo/1"], theirs.trials[min(theirs.trials)]
     shared = cost_of(one, PARAMS, Results(), [theirs])
     assert (shared.trials, shared.runs) == (1, 1 + 8 + 1), "an arm's runs are not known before all its trials are"
-    assert cost_of(one, PARAMS, Results(), [replace(theirs, environment="shop")]).runs == alone.runs
+    assert cost_of(one, PARAMS, Results(), [replace(theirs, environment="shop")]).most == alone.most
 
 
 def test_runs_of_lane_control_time_no_other_lane(tmp_path: Path) -> None:

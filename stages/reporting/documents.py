@@ -48,7 +48,7 @@ FIGURE = Path("docs/figures/lifecycle.svg")
 EVALUATION = Path("reports/evaluation.json")
 KEPT = Path("reports/profiles")
 """reports/evaluation.json of runs with a profile, named like the file in profiles/."""
-PROFILES = ("three-domains", "search-and-code", "gemma-270m")
+PROFILES = ("three-domains", "search-and-code", "seven-domains", "gemma-270m")
 FAMILIES = (
     "Policy gradients without a critic",
     "Policy gradients with a critic",

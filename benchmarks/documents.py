@@ -16,6 +16,8 @@ from typing import Any
 
 from benchmarks import gpu_run
 from benchmarks.figure import WORKERS, draw
+from benchmarks.large import OUT as LARGE
+from benchmarks.large import ROLLOUTS
 from stages.reporting.generated_blocks import filled, link, markdown_table, write_or_check
 from stages.reporting.style import drawing, to_svg
 
@@ -23,8 +25,6 @@ COMMAND = "python -m benchmarks.documents"
 FIGURE = Path("docs/figures/benchmarks.svg")
 RUN_FIGURE = Path("docs/figures/gpu-run.svg")
 RAW = Path("reports/benchmarks/raw.json")
-LARGE = Path("reports/benchmarks/large.json")
-ROLLOUTS = "rollout_multi_turn"
 SHOWN = {
     "rollout_multi_turn@1m": "multi-turn rollouts",
     "rl_iteration": "a whole RL iteration",

@@ -5,8 +5,8 @@ to reports/benchmarks/large.json. Random weights; no inference server on either 
 `--device cpu --quick` is a smoke test on tiny sizes.
 
 On both sides, rollouts use bfloat16 weights, full training float32 weights with bfloat16 compute, LoRA frozen bfloat16 weights
-and float32 factors. TRL's rollouts run at one setting, sdpa with a dynamic cache: transformers compiles a static cache for each
-length, which takes minutes, as does a rollout at another setting. Ours also holds the frozen reference model, as in the rl stage.
+and float32 factors. TRL's rollouts run at one setting: sdpa with a dynamic cache. Ours also holds the frozen reference model, as
+in the rl stage.
 """
 
 from __future__ import annotations
